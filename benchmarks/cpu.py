@@ -1,0 +1,119 @@
+"""Decode on the CPU: every variant that this machine runs beside XLA's jitted gather and einsum, in one run.
+
+    python benchmarks/cpu.py [--repeats N] [--threads 2] [--dry-run]
+
+Prints a table and appends its rows to benchmarks/results/cpu.jsonl. Times are medians of whole jitted calls on the
+host clock; implementations take turns, so that a change of clock meets all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import time
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--threads", type=int, default=2, help="cores that this process may use")
+    parser.add_argument("--dry-run", action="store_true", help="print, and append nothing")
+    return parser.parse_args()
+
+
+ARGUMENTS = parse()
+# Before jax starts its thread pool, which is as large as the affinity mask.
+os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: ARGUMENTS.threads])
+
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+import record  # noqa: E402
+
+import jax_mla  # noqa: E402
+from jax_mla import reference  # noqa: E402
+
+PAGE = 64
+SCALE = 192**-0.5
+CELLS = [(4, 4096, 24, 1), (1, 32768, 24, 1), (4, 4096, 128, 1)]  # sequences, tokens, heads, query tokens
+
+
+@jax.jit
+def gather_einsum(q, cache, page_table, kv_lens):
+    """What a user writes without this library."""
+    batch, max_pages = page_table.shape
+    rows = cache[page_table].reshape(batch, max_pages * PAGE, 576)
+    scores = jnp.einsum("bqhd,bnd->bqhn", q, rows, preferred_element_type=jnp.float32) * SCALE
+    keys = jnp.arange(max_pages * PAGE)
+    scores = jnp.where(keys < kv_lens[:, None, None, None], scores, -jnp.inf)
+    weights = jax.nn.softmax(scores, axis=-1).astype(rows.dtype)
+    return jnp.einsum("bqhn,bnl->bqhl", weights, rows[..., :512])
+
+
+def native(implementation: str):
+    return jax.jit(lambda *operands: jax_mla.mla_decode(*operands, scale=SCALE, implementation=implementation)[0])
+
+
+def inputs(cell: tuple[int, ...]):
+    batch, tokens, heads, q_len = cell
+    rng = np.random.default_rng(0)
+    pages = batch * tokens // PAGE
+    cache = jnp.asarray(rng.standard_normal((pages, PAGE, 576), np.float32), jnp.bfloat16)
+    q = jnp.asarray(rng.standard_normal((batch, q_len, heads, 576), np.float32), jnp.bfloat16)
+    table = jnp.asarray(rng.permutation(pages).reshape(batch, -1).astype(np.int32))
+    return q, cache, table, jnp.full((batch,), tokens, jnp.int32)
+
+
+def truth(operands) -> np.ndarray:
+    with jax.enable_x64(True):
+        return np.asarray(
+            reference.mla_decode(*operands, scale=SCALE, compute_dtype=jnp.float64, out_dtype=jnp.float64)[0]
+        )
+
+
+def relative_error(out: jax.Array, exact: np.ndarray) -> float:
+    return float(np.linalg.norm(np.asarray(out, np.float64) - exact) / np.linalg.norm(exact))
+
+
+def measure(functions: dict, operands, repeats: int) -> dict[str, float]:
+    times = {name: [] for name in functions}
+    for _ in range(repeats):
+        for name, function in functions.items():
+            start = time.perf_counter()
+            jax.block_until_ready(function(*operands))
+            times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(spent) * 1e6 for name, spent in times.items()}
+
+
+def main() -> None:
+    rows = [row for row in jax_mla.capabilities("cpu") if row.operation == "mla_decode"]
+    variants = list(dict.fromkeys(row.implementation for row in rows))
+    best = jax_mla.explain("mla_decode", target="cpu").implementation
+    run = record.Run("cpu", f"{record.cpu_name()}, {ARGUMENTS.threads} threads")
+    print(f"{run.heading['device']}; the best variant is {best}", file=sys.stderr)
+    for cell in CELLS:
+        batch, tokens, heads, q_len = cell
+        operands = inputs(cell)
+        exact = truth(operands)
+        functions = {"xla gather + einsum": gather_einsum} | {name: native(name) for name in variants}
+        errors = {name: relative_error(function(*operands), exact) for name, function in functions.items()}
+        times = measure(functions, operands, ARGUMENTS.repeats)
+        for name, us in times.items():
+            run.add(
+                "mla_decode",
+                list(cell),
+                name,
+                us,
+                TBps=batch * tokens * 1152 / us / 1e6,
+                TFLOPs=2 * batch * tokens * heads * q_len * 1088 / us / 1e6,
+                error=errors[name],
+                ratio=times["xla gather + einsum"] / us,
+            )
+    if not ARGUMENTS.dry_run:
+        run.save()
+
+
+if __name__ == "__main__":
+    main()

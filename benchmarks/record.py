@@ -1,0 +1,65 @@
+"""Rows of results: one JSON object a line in benchmarks/results/NAME.jsonl, appended by the benchmark that measured.
+
+Rows of one run share its id, and only such rows are compared.
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import json
+import pathlib
+import platform
+import subprocess
+import sys
+import uuid
+from typing import Any
+
+RESULTS = pathlib.Path(__file__).parent / "results"
+
+
+def _commit() -> str:
+    """The commit that is measured, with "+" where the working tree differs from it."""
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], cwd=RESULTS.parent, capture_output=True, text=True).stdout.strip()
+
+    return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
+
+
+def cpu_name() -> str:
+    """The processor's model and what jax_mla makes of it."""
+    try:
+        text = pathlib.Path("/proc/cpuinfo").read_text()
+        return next(line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+class Run:
+    """One run of a benchmark: a heading shared by its rows."""
+
+    def __init__(self, name: str, device: str, packages: tuple[str, ...] = ("jax", "jaxlib", "numpy")) -> None:
+        self.path = RESULTS / f"{name}.jsonl"
+        self.rows: list[dict[str, Any]] = []
+        versions = {package: importlib.metadata.version(package) for package in ("jax_mla", *packages)}
+        self.heading = {
+            "run": uuid.uuid4().hex[:12],
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "commit": _commit(),
+            "device": device,
+            "versions": versions | {"python": platform.python_version()},
+        }
+
+    def add(self, op: str, cell: list[int], implementation: str, us: float, **measures: float | None) -> None:
+        """measures: TBps, TFLOPs, error (relative, to the oracle), ratio (to the baseline of this run)."""
+        rounded = {key: None if value is None else float(f"{value:.4g}") for key, value in measures.items()}
+        row = {**self.heading, "op": op, "cell": cell, "implementation": implementation, "us": round(us, 2), **rounded}
+        self.rows.append(row)
+        print(f"{op} {cell} {implementation}: {us:.1f} us {rounded}", file=sys.stderr, flush=True)
+
+    def save(self) -> None:
+        self.path.parent.mkdir(exist_ok=True)
+        with self.path.open("a") as file:
+            file.writelines(json.dumps(row) + "\n" for row in self.rows)
+        print(f"{len(self.rows)} rows appended to {self.path}", file=sys.stderr)

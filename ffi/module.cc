@@ -1,0 +1,67 @@
+// The Python module of one platform (_cpu, _cuda, ...): its handlers and its capability table, nothing else.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "ffi/handlers.h"
+#include "kernels/capability.h"
+
+namespace nb = nanobind;
+
+namespace {
+
+nb::capsule capsule(XLA_FFI_Handler* handler) { return nb::capsule(reinterpret_cast<void*>(handler)); }
+
+// Custom-call target -> handler.
+nb::dict handlers() {
+  nb::dict all;
+  all["jax_mla_plan_decode"] = capsule(jax_mla_plan_decode);
+  all["jax_mla_decode"] = capsule(jax_mla_decode);
+  all["jax_mla_update_cache"] = capsule(jax_mla_update_cache);
+  all["jax_mla_merge_states"] = capsule(jax_mla_merge_states);
+#if defined(JAX_MLA_CPU)
+  all["jax_mla_pack_kv"] = capsule(jax_mla_pack_kv);
+  all["jax_mla_pack_kv_fp8"] = capsule(jax_mla_pack_kv_fp8);
+#endif
+  return all;
+}
+
+nb::list counts(const std::vector<mla::Range>& ranges) {
+  nb::list all;
+  for (const auto& range : ranges) all.append(nb::make_tuple(range.first, range.last, range.step));
+  return all;
+}
+
+// One dict a row, with the fields of jax_mla.dispatch.Capability.
+nb::list capabilities() {
+  nb::list rows;
+  for (const auto& capability : mla::capabilities()) {
+    nb::dict row;
+    row["operation"] = capability.operation;
+    row["variant"] = capability.variant;
+    row["architecture"] = capability.architecture;
+    row["q_dtype"] = capability.q_dtype;
+    row["cache_dtype"] = capability.cache_dtype;
+    row["planner_heads"] = counts(capability.planner_heads);
+    row["reducer_heads"] = counts(capability.reducer_heads);
+    row["tile_rows"] = capability.tile_rows;
+    row["max_q_len"] = capability.max_q_len;
+    rows.append(row);
+  }
+  return rows;
+}
+
+nb::list variants() {
+  nb::list names;
+  for (const char* name : mla::variants()) names.append(name);
+  return names;
+}
+
+}  // namespace
+
+NB_MODULE(JAX_MLA_MODULE, m) {
+  m.def("handlers", &handlers, "Custom-call targets and their handlers, as capsules.");
+  m.def("capabilities", &capabilities, "The compiled-in table, one dict a row, the best variant first.");
+  m.def("variants", &variants, "Every variant compiled in; the attribute `variant` counts them from 1, 0 is the best.");
+  m.def("parts_per_unit", &mla::parts_per_unit, "Parts of a plan for each multiprocessor or thread.");
+}

@@ -1,0 +1,238 @@
+"""The boundary to native code, and the only file that names custom-call targets, types attributes and registers.
+
+Each function here is one custom call on flat operands. An operand that may be absent travels as an empty array; a
+scalar travels as a one-element array; scratch is an extra result, dropped here.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jaxlib
+import numpy as np
+
+from jax_mla.heads import HeadSpecification
+
+OLDEST_JAXLIB = (0, 10, 2)
+
+# Our platform names (also jax.lax.platform_dependent's) -> (module, the platform's name at registration).
+PLATFORMS = {"cpu": ("jax_mla._cpu", "cpu"), "cuda": ("jax_mla._cuda", "CUDA"), "rocm": ("jax_mla._rocm", "ROCM")}
+
+_PLAN_DECODE = "jax_mla_plan_decode"
+_DECODE = "jax_mla_decode"
+_UPDATE_CACHE = "jax_mla_update_cache"
+_MERGE_STATES = "jax_mla_merge_states"
+_PACK_KV = "jax_mla_pack_kv"
+_PACK_KV_FP8 = "jax_mla_pack_kv_fp8"
+
+CUSTOM_CALL_TARGETS = (_PLAN_DECODE, _DECODE, _UPDATE_CACHE, _MERGE_STATES, _PACK_KV, _PACK_KV_FP8)
+
+
+def check_jaxlib(version: str) -> None:
+    """Raises ImportError for a jaxlib that would refuse our handlers and take its whole backend down with them."""
+    found = tuple(int(part) for part in version.split(".")[:3] if part.isdigit())
+    if found < OLDEST_JAXLIB:
+        oldest = ".".join(map(str, OLDEST_JAXLIB))
+        raise ImportError(
+            f"jax_mla needs jaxlib >= {oldest}, found {version}: its kernels are built against the FFI headers of "
+            f"{oldest}, which an older jaxlib refuses. Install a newer one: pip install 'jax>={oldest}'"
+        )
+
+
+def _load(platform: str) -> types.ModuleType | None:
+    """The platform's native module, or None where it was not built."""
+    name, registered_as = PLATFORMS[platform]
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        return None
+    for target, handler in module.handlers().items():
+        jax.ffi.register_ffi_target(target, handler, platform=registered_as)
+    return module
+
+
+check_jaxlib(jaxlib.__version__)
+# Registering for CUDA or ROCm on a machine without such a GPU is harmless, and lets it lower programs for one.
+MODULES: dict[str, types.ModuleType] = {p: m for p in PLATFORMS if (m := _load(p)) is not None}
+
+
+@functools.cache
+def variant_number(platform: str, variant: str | None) -> int:
+    """The attribute `variant`: 0 leaves the choice to the machine that runs, else the place in the module's list."""
+    return 0 if variant is None else 1 + MODULES[platform].variants().index(variant)
+
+
+def _varying_axes(operands: Sequence[jax.Array]) -> tuple[str, ...]:
+    """The shard_map axes over which any operand differs between devices."""
+    axes: set[str] = set()
+    for operand in operands:
+        axes |= getattr(jax.typeof(operand).manual_axis_type, "varying", frozenset())
+    return tuple(sorted(axes))
+
+
+def _call(target: str, results: Any, operands: Sequence[jax.Array], *, aliases: Any = None, **attributes: Any) -> Any:
+    call = jax.ffi.ffi_call(target, results, input_output_aliases=aliases)
+    outputs = call(*operands, **attributes)
+    # shard_map's check types what a custom call returns as equal on all devices; it varies where an operand does.
+    if axes := _varying_axes(operands):
+        outputs = jax.tree.map(lambda x: jax.lax.pcast(x, axes, to="varying"), outputs)
+    return outputs
+
+
+def _shape(shape: Sequence[int], dtype: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(tuple(shape), dtype)
+
+
+def _optional(x: jax.Array | None, dtype: Any) -> jax.Array:
+    """[n] or [] -> [n], None -> [0]."""
+    return jnp.zeros((0,), dtype) if x is None else jnp.asarray(x, dtype).reshape(-1)
+
+
+def plan_decode(
+    kv_lens: jax.Array,
+    cu_q_lens: jax.Array | None,
+    *,
+    heads: HeadSpecification,
+    overhead_blocks: int,
+    min_part_blocks: int,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """kv_lens [B], cu_q_lens [B + 1] -> items [max_items, 8], part_offsets [parts + 1], tile_splits [tiles, 2]."""
+    batch = kv_lens.shape[0]
+    results = (
+        _shape((heads.max_items(batch), 8), jnp.int32),
+        _shape((heads.parts + 1,), jnp.int32),
+        _shape((batch * heads.row_tiles, 2), jnp.int32),
+    )
+    return _call(
+        _PLAN_DECODE,
+        results,
+        (kv_lens, _optional(cu_q_lens, jnp.int32)),
+        heads=np.int32(heads.padded_heads),
+        max_q_len=np.int32(heads.max_q_len),
+        tile_rows=np.int32(heads.tile_rows),
+        overhead_blocks=np.int32(overhead_blocks),
+        min_part_blocks=np.int32(min_part_blocks),
+        batch_invariant=np.bool_(heads.batch_invariant),
+    )
+
+
+def decode(
+    q: jax.Array,
+    q_rope: jax.Array | None,
+    cache: jax.Array,
+    layer: jax.Array | None,
+    page_table: jax.Array,
+    kv_lens: jax.Array,
+    cu_q_lens: jax.Array | None,
+    q_scale: jax.Array | None,
+    k_scale: jax.Array | None,
+    plan: tuple[jax.Array, jax.Array, jax.Array],
+    *,
+    heads: HeadSpecification,
+    scale: float,
+    causal: bool,
+    variant: int,
+    out_dtype: Any,
+) -> tuple[jax.Array, jax.Array]:
+    """q [T, H, 576] (or [T, H, 512] beside q_rope [T, H, 64]) over cache [layers, pages, P, 576] -> out, lse."""
+    tokens, num_heads, _ = q.shape
+    if q_rope is None:
+        q_rope = jnp.zeros((0,), q.dtype)
+    partials = heads.max_partials(page_table.shape[0])
+    results = (
+        _shape((tokens, num_heads, 512), out_dtype),
+        _shape((tokens, num_heads), jnp.float32),
+        _shape((partials, heads.tile_rows, 512), jnp.float32),
+        _shape((partials, heads.tile_rows), jnp.float32),
+    )
+    operands = (
+        q,
+        q_rope,
+        cache,
+        _optional(layer, jnp.int32),
+        page_table,
+        kv_lens,
+        _optional(cu_q_lens, jnp.int32),
+        _optional(q_scale, jnp.float32),
+        _optional(k_scale, jnp.float32),
+        *plan,
+    )
+    out, lse, _, _ = _call(
+        _DECODE,
+        results,
+        operands,
+        max_q_len=np.int32(heads.max_q_len),
+        variant=np.int32(variant),
+        scale=np.float32(scale),
+        causal=np.bool_(causal),
+    )
+    return out, lse
+
+
+# Up to here every token looks for a later one with its slot; beyond, a hash table in scratch finds them.
+_OWNER_SCAN_TOKENS = 1024
+
+
+def update_cache(
+    cache: jax.Array,
+    kv_c: jax.Array,
+    k_pe: jax.Array,
+    slot_mapping: jax.Array,
+    layer: jax.Array | None,
+    k_scale: jax.Array | None,
+    *,
+    saturate: bool,
+) -> jax.Array:
+    """cache [layers, pages, P, 576], aliased; kv_c [T, 512], k_pe [T, 64], slot_mapping [T] -> cache."""
+    tokens = slot_mapping.shape[0]
+    owner_slots = 0 if tokens <= _OWNER_SCAN_TOKENS else 1 << (2 * tokens - 1).bit_length()
+    # XLA may fold `slice -> aliased call -> update slice` into one fusion and silently drop the alias; barriers on
+    # both sides keep it from doing so.
+    cache = jax.lax.optimization_barrier(cache)
+    operands = (cache, kv_c, k_pe, slot_mapping, _optional(layer, jnp.int32), _optional(k_scale, jnp.float32))
+    results = (_shape(cache.shape, cache.dtype), _shape((owner_slots, 2), jnp.int32))
+    updated, _ = _call(_UPDATE_CACHE, results, operands, aliases={0: 0}, saturate=np.bool_(saturate))
+    return jax.lax.optimization_barrier(updated)
+
+
+def merge_states(out_a: jax.Array, lse_a: jax.Array, out_b: jax.Array, lse_b: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """out [rows, width] and lse [rows] of two sides -> out, lse."""
+    results = (_shape(out_a.shape, out_a.dtype), _shape(lse_a.shape, jnp.float32))
+    return _call(_MERGE_STATES, results, (out_a, lse_a, out_b, lse_b))
+
+
+def pack_kv(kv_up: jax.Array, k_pe: jax.Array, k_scale: jax.Array | None) -> jax.Array:
+    """kv_up [T, H, 256], k_pe [T, 64] or [T, 576] -> k [T, H, 192]."""
+    tokens, num_heads, _ = kv_up.shape
+    k = _shape((tokens, num_heads, 192), kv_up.dtype)
+    return _call(_PACK_KV, k, (kv_up, k_pe, _optional(k_scale, jnp.float32)))
+
+
+def pack_kv_fp8(
+    kv_up: jax.Array,
+    k_pe: jax.Array,
+    k_scale: jax.Array | None,
+    packed_k_scale: jax.Array | None,
+    packed_v_scale: jax.Array | None,
+    *,
+    dtype: Any,
+    saturate: bool,
+) -> tuple[jax.Array, jax.Array]:
+    """kv_up [T, H, 256], k_pe [T, 64] or [T, 576] -> k [T, H, 192], v [T, H, 128] in `dtype`."""
+    tokens, num_heads, _ = kv_up.shape
+    results = (_shape((tokens, num_heads, 192), dtype), _shape((tokens, num_heads, 128), dtype))
+    scales = (_optional(s, jnp.float32) for s in (k_scale, packed_k_scale, packed_v_scale))
+    return _call(_PACK_KV_FP8, results, (kv_up, k_pe, *scales), saturate=np.bool_(saturate))
+
+
+def export_checks() -> list[Callable[..., Any]]:
+    """What jax.export needs as `disabled_checks` to let our custom calls through."""
+    return [jax.export.DisabledSafetyCheck.custom_call(target) for target in CUSTOM_CALL_TARGETS]

@@ -1,0 +1,119 @@
+"""Full keys and values for prefill from the up-projection and the rope key that all heads share, in one pass."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jax_mla import _checks, _ffi, dispatch, reference
+from jax_mla.dispatch import Choice
+
+
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    """What is static in one call."""
+
+    dtype: str | None  # of an fp8 result; None: keys alone, in the input's dtype
+    saturate: bool
+    choices: tuple[Choice, ...]
+    named: bool
+
+
+def _native(call: _Call, choice: Choice, kv_up, k_pe, k_scale, packed_k_scale, packed_v_scale):
+    del choice
+    if call.dtype is None:
+        return _ffi.pack_kv(kv_up, k_pe, k_scale)
+    return _ffi.pack_kv_fp8(
+        kv_up, k_pe, k_scale, packed_k_scale, packed_v_scale, dtype=jnp.dtype(call.dtype), saturate=call.saturate
+    )
+
+
+def _xla(call: _Call, kv_up, k_pe, k_scale, packed_k_scale, packed_v_scale):
+    if call.dtype is None:
+        return reference.pack_kv(kv_up, k_pe, k_scale=k_scale)
+    return reference.pack_kv_fp8(
+        kv_up, k_pe, k_scale=k_scale, packed_k_scale=packed_k_scale, packed_v_scale=packed_v_scale,
+        dtype=jnp.dtype(call.dtype), saturate=call.saturate,
+    )  # fmt: skip
+
+
+@functools.partial(jax.jit, static_argnames=("call",))
+def _pack(*operands, call: _Call):
+    native, xla = functools.partial(_native, call), functools.partial(_xla, call)
+    return dispatch.run(call.choices, call.named, native, xla, *operands)
+
+
+def _checked(kv_up: Any, k_pe: Any, k_scale: Any) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    kv_up, k_pe = _checks.array("kv_up", kv_up), _checks.array("k_pe", k_pe)
+    _checks.dtype("kv_up", kv_up, _checks.FLOATS)
+    _checks.shape("kv_up", kv_up, ("T", "H", 2 * _checks.NOPE))
+    tokens = kv_up.shape[0]
+    if k_pe.shape not in ((tokens, _checks.ROPE), (tokens, _checks.WIDTH)):
+        raise ValueError(
+            f"k_pe has shape {list(k_pe.shape)}; expected [{tokens}, {_checks.ROPE}], or the gathered latent rows "
+            f"[{tokens}, {_checks.WIDTH}]"
+        )
+    _checks.dtype("k_pe", k_pe, (kv_up.dtype.name, *_checks.FP8))
+    if k_scale is not None and k_pe.dtype.name not in _checks.FP8:
+        raise ValueError(f"k_scale is given for a {k_pe.dtype.name} k_pe; it belongs to fp8")
+    return kv_up, k_pe, _checks.fp32_scalar("k_scale", k_scale)
+
+
+def pack_kv(
+    kv_up: jax.Array, k_pe: jax.Array, *, k_scale: jax.Array | float | None = None, implementation: str | None = None
+) -> jax.Array:
+    """Keys of prefill: the nope part of the up-projection beside the rope key, repeated for every head.
+
+    kv_up [T, H, 256] in bf16, fp16 or fp32: 128 nope columns, then 128 of value. k_pe [T, 64], or the gathered latent
+    rows [T, 576] whose last 64 columns are taken; in kv_up's dtype, or fp8 with `k_scale` (fp32 scalar, None = 1), by
+    which it is multiplied. Values need no packing: mla_prefill reads them in place from kv_up.
+
+    Returns k [T, H, 192] in kv_up's dtype. Raises ValueError for wrong shapes or dtypes, NotImplementedError where a
+    named implementation cannot serve.
+    """
+    kv_up, k_pe, k_scale = _checked(kv_up, k_pe, k_scale)
+    kind = kv_up.dtype.name
+    if kv_up.size == 0:
+        return jnp.zeros((*kv_up.shape[:2], _checks.HEAD_DIM), kv_up.dtype)
+    choices = dispatch.select("pack_kv", implementation=implementation, q_dtype=kind, cache_dtype=kind)
+    call = _Call(None, False, choices, implementation is not None)
+    return _pack(kv_up, k_pe, k_scale, None, None, call=call)
+
+
+def pack_kv_fp8(
+    kv_up: jax.Array,
+    k_pe: jax.Array,
+    *,
+    k_scale: jax.Array | float | None = None,
+    packed_k_scale: jax.Array | float | None = None,
+    packed_v_scale: jax.Array | float | None = None,
+    dtype: Any = jnp.float8_e4m3fn,
+    saturate: bool = False,
+    implementation: str | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """Keys and values of prefill in fp8, in one pass.
+
+    kv_up, k_pe, k_scale: as for `pack_kv`. Stored are key / packed_k_scale and value / packed_v_scale (fp32 scalars,
+    None = 1), cast to dtype (an e4m3) as `astype` does: out of range becomes NaN, or is clamped with saturate. An fp8
+    k_pe of that dtype is copied byte for byte where both its k_scale and packed_k_scale are 1.
+
+    Returns k [T, H, 192] and v [T, H, 128] in dtype. Raises ValueError for wrong shapes or dtypes,
+    NotImplementedError where a named implementation cannot serve.
+    """
+    kv_up, k_pe, k_scale = _checked(kv_up, k_pe, k_scale)
+    kind = jnp.dtype(dtype).name
+    if kind not in _checks.FP8:
+        raise ValueError(f"dtype is {kind}; expected {' or '.join(_checks.FP8)}")
+    scales = [
+        _checks.fp32_scalar(n, s) for n, s in (("packed_k_scale", packed_k_scale), ("packed_v_scale", packed_v_scale))
+    ]
+    saturate = _checks.flag("saturate", saturate)
+    if kv_up.size == 0:
+        return tuple(jnp.zeros((*kv_up.shape[:2], width), dtype) for width in (_checks.HEAD_DIM, _checks.NOPE))
+    choices = dispatch.select("pack_kv_fp8", implementation=implementation, q_dtype=kv_up.dtype.name, cache_dtype=kind)
+    call = _Call(kind, saturate, choices, implementation is not None)
+    return _pack(kv_up, k_pe, k_scale, *scales, call=call)

@@ -1,0 +1,36 @@
+"""Every operation in plain ``jax.numpy``: what it means, its ``"xla"`` implementation, and the oracle of its tests.
+
+The functions take the arguments of the public ones, without ``implementation``, ``plan`` and ``batch_invariant``, and
+two more: ``compute_dtype``, float32 or, under ``jax.enable_x64``, float64, which makes them the truth that every other
+implementation is compared with; and ``out_dtype``, which leaves the rounding of the result out. They check nothing
+(the public functions do), trace under ``jax.jit``, and mask by selection: a value that is masked is never read into a
+result, NaN or not.
+"""
+
+from jax_mla.reference.cache import allocate_cache, copy_pages, gather_cache, slots, update_cache
+from jax_mla.reference.context import ContextPlan, mla_context, plan_context
+from jax_mla.reference.decode import mla_decode
+from jax_mla.reference.merge import apply_sink, merge_states
+from jax_mla.reference.pack import pack_kv, pack_kv_fp8
+from jax_mla.reference.plan import plan_decode
+from jax_mla.reference.prefill import mla_prefill
+from jax_mla.reference.sparse import mla_sparse_decode
+
+__all__ = [
+    "ContextPlan",
+    "allocate_cache",
+    "apply_sink",
+    "copy_pages",
+    "gather_cache",
+    "merge_states",
+    "mla_context",
+    "mla_decode",
+    "mla_prefill",
+    "mla_sparse_decode",
+    "pack_kv",
+    "pack_kv_fp8",
+    "plan_context",
+    "plan_decode",
+    "slots",
+    "update_cache",
+]

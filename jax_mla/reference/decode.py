@@ -1,0 +1,84 @@
+"""Absorbed attention over a paged latent cache, with one or several query tokens a sequence."""
+
+import jax
+import jax.numpy as jnp
+
+from jax_mla.reference.attend import LATENT, attend, einsum, multiply, request_of, result_dtype
+from jax_mla.reference.cache import gather_rows, slots
+
+
+def split_query(q, compute_dtype) -> tuple[jax.Array, jax.Array]:
+    """Latent [..., H, 512] and rope [..., H, 64] of queries that come as one array or as the pair."""
+    latent, rope = q if isinstance(q, (tuple, list)) else (q[..., :LATENT], q[..., LATENT:])
+    return latent.astype(compute_dtype), rope.astype(compute_dtype)
+
+
+def attend_rows(
+    latent: jax.Array, rope: jax.Array, rows: jax.Array, visible: jax.Array, scale
+) -> tuple[jax.Array, jax.Array]:
+    """Queries [B, Q, H, .] against cached rows [B, N, 576], where `visible` [B, Q, N]; values are the latent part."""
+    values = rows[..., :LATENT]
+    scores = einsum("bqhl,bnl->bqhn", latent, values) + einsum("bqhr,bnr->bqhn", rope, rows[..., LATENT:])
+    unusable = ~jnp.all(jnp.isfinite(values), axis=-1)
+    return attend("bqhn,bnl->bqhl", scores * scale, visible[:, :, None, :], values, unusable[:, None, None, :])
+
+
+def empty_rows(shape: tuple[int, ...], width: int, out_dtype, lse_dtype) -> tuple[jax.Array, jax.Array]:
+    return jnp.zeros((*shape, width), out_dtype), jnp.full(shape, -jnp.inf, lse_dtype)
+
+
+def mla_decode(
+    q,
+    cache: jax.Array,
+    page_table: jax.Array,
+    kv_lens: jax.Array,
+    *,
+    scale: float,
+    causal: bool = True,
+    cu_q_lens: jax.Array | None = None,
+    max_q_len: int | None = None,
+    layer: jax.Array | int | None = None,
+    q_scale: jax.Array | None = None,
+    k_scale: jax.Array | None = None,
+    compute_dtype=jnp.float32,
+    out_dtype=None,
+) -> tuple[jax.Array, jax.Array]:
+    """out [..., H, 512] and natural-log lse [..., H] in `compute_dtype`, for q [B, Q, H, 576] or ragged [T, H, 576]."""
+    out_dtype = result_dtype(jax.tree.leaves(q)[0].dtype, out_dtype)
+    latent, rope = split_query(q, compute_dtype)
+    latent = multiply(latent, q_scale)
+    rope = multiply(rope, q_scale)
+    batch, max_pages = page_table.shape
+    page_size = cache.shape[-2]
+    if cu_q_lens is None:
+        q_len = latent.shape[1]
+        q_lens = jnp.full((batch,), q_len, jnp.int32)
+    else:
+        q_len = max_q_len
+        q_lens = cu_q_lens[1:] - cu_q_lens[:-1]
+    if latent.size == 0 or batch == 0 or q_len == 0:
+        return empty_rows(latent.shape[:-1], LATENT, out_dtype, compute_dtype)
+
+    keys = jnp.broadcast_to(jnp.arange(max_pages * page_size, dtype=jnp.int32), (batch, max_pages * page_size))
+    rows, readable = gather_rows(
+        cache, slots(page_table, keys, page_size), layer=layer, k_scale=k_scale, dtype=compute_dtype
+    )
+    queries = jnp.arange(q_len, dtype=jnp.int32)
+    kv_lens = jnp.maximum(kv_lens, 0)
+    visible = (readable & (keys < kv_lens[:, None]))[:, None, :]
+    if causal:  # aligned to the bottom right: the last query sees the last key
+        last = (kv_lens - q_lens)[:, None] + queries
+        visible = visible & (keys[:, None, :] <= last[:, :, None])
+
+    if cu_q_lens is None:
+        out, lse = attend_rows(latent, rope, rows, visible, scale)
+    else:
+        tokens = latent.shape[0]
+        token = jnp.clip(cu_q_lens[:-1, None] + queries, 0, tokens - 1)
+        out, lse = attend_rows(latent[token], rope[token], rows, visible, scale)
+        request, index = request_of(jnp.arange(tokens, dtype=jnp.int32), cu_q_lens)
+        owned = (request >= 0) & (index < q_len)
+        where = jnp.maximum(request, 0), jnp.clip(index, 0, q_len - 1)
+        out = jnp.where(owned[:, None, None], out[where], 0.0)
+        lse = jnp.where(owned[:, None], lse[where], -jnp.inf)
+    return out.astype(out_dtype), lse

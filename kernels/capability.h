@@ -1,0 +1,35 @@
+// What a native module can do, as data: rows that Python reads once and dispatches on. A kernel that is not in the
+// table is never called; adding a head count, a dtype or an architecture adds rows.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace mla {
+
+struct Range {  // first, first + step, ..., up to and including last
+  int32_t first, last, step;
+};
+
+struct Capability {
+  const char* operation;     // "mla_decode", "update_cache", ...
+  const char* variant;       // "generic", "sm90", "avx512", ...
+  const char* architecture;  // "x86_64", "sm_80+", "gfx950", ...
+  const char* q_dtype;       // JAX's name of the dtype; for update_cache and pack_kv the input's
+  const char* cache_dtype;   // of the cache, or of the packed output
+  std::vector<Range> planner_heads;  // counts the work planner takes (empty for operations without heads)
+  std::vector<Range> reducer_heads;  // counts the reduction takes
+  std::vector<int32_t> tile_rows;    // (query, head) rows a tile may have, ascending
+  int32_t max_q_len;                 // 0: any
+};
+
+// Best variant first. The CPU's leaves out what this machine cannot execute.
+std::vector<Capability> capabilities();
+
+// Every variant compiled in, whatever this machine runs: DecodeParams::variant counts them from 1.
+std::vector<const char*> variants();
+
+// How many parts the planner should cut for each unit of the device (multiprocessor, thread).
+int32_t parts_per_unit();
+
+}  // namespace mla

@@ -1,0 +1,74 @@
+#include "kernels/cpu/isa.h"
+
+#if defined(__x86_64__) && defined(__linux__) && !defined(JAX_MLA_EMULATE_AMX)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace mla::cpu {
+namespace {
+
+#if defined(__x86_64__)
+
+bool has_avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+}
+
+bool has_avx512() {
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+
+bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
+
+bool has_amx_tiles() {
+#if defined(JAX_MLA_EMULATE_AMX)
+  return true;
+#elif defined(__linux__)
+  unsigned a, b, c, d;
+  constexpr unsigned kAmxBf16 = 1u << 22, kAmxTile = 1u << 24;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & kAmxBf16) == 0 || (d & kAmxTile) == 0) return false;
+  // Tiles are off until the process asks for them; the permission then holds for all its threads.
+  constexpr int kRequestPermission = 0x1023, kTileData = 18;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+
+#endif
+
+struct Machine {
+  bool runs[kIsas] = {};
+
+  Machine() {
+    runs[static_cast<int>(Isa::kPortable)] = true;
+#if defined(__x86_64__)
+    runs[static_cast<int>(Isa::kAvx2)] = has_avx2();
+    runs[static_cast<int>(Isa::kAvx512)] = has_avx512();
+    runs[static_cast<int>(Isa::kAvx512Bf16)] = has_avx512_bf16();
+    runs[static_cast<int>(Isa::kAmx)] = has_avx512_bf16() && has_amx_tiles();
+#endif
+  }
+};
+
+}  // namespace
+
+const char* name_of(Isa isa) {
+  switch (isa) {
+    case Isa::kAmx: return "amx";
+    case Isa::kAvx512Bf16: return "avx512_bf16";
+    case Isa::kAvx512: return "avx512";
+    case Isa::kAvx2: return "avx2";
+    case Isa::kPortable: return "portable";
+  }
+  return "";
+}
+
+bool runs_here(Isa isa) {
+  static const Machine machine;
+  return machine.runs[static_cast<int>(isa)];
+}
+
+}  // namespace mla::cpu

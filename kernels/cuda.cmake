@@ -1,0 +1,27 @@
+# The kernels of the CUDA module, and a driver that tests them without Python. The caller has enabled CUDA, chosen
+# CMAKE_CUDA_ARCHITECTURES and put the repository's root on the include path.
+set(JAX_MLA_CUDA_SOURCES
+    cuda/capability.cu
+    cuda/copy.cu
+    decode/plan.cu
+    decode/reduce.cu
+    decode/generic/decode.cu
+    decode/generic/bf16.cu
+    decode/generic/f16.cu
+    cache/generic/update.cu
+    merge/generic/merge.cu)
+list(TRANSFORM JAX_MLA_CUDA_SOURCES PREPEND "${CMAKE_CURRENT_LIST_DIR}/")
+
+add_library(mla_cuda_kernels OBJECT ${JAX_MLA_CUDA_SOURCES})
+target_compile_definitions(mla_cuda_kernels PRIVATE JAX_MLA_CUDA)
+set_target_properties(mla_cuda_kernels PROPERTIES
+    POSITION_INDEPENDENT_CODE ON
+    CUDA_STANDARD 17
+    CUDA_STANDARD_REQUIRED ON
+    CUDA_VISIBILITY_PRESET hidden
+    VISIBILITY_INLINES_HIDDEN ON)
+
+add_executable(mla_cuda_driver EXCLUDE_FROM_ALL
+               "${CMAKE_CURRENT_LIST_DIR}/../tests/native/cuda_driver.cu" $<TARGET_OBJECTS:mla_cuda_kernels>)
+target_compile_definitions(mla_cuda_driver PRIVATE JAX_MLA_CUDA)
+set_target_properties(mla_cuda_driver PROPERTIES CUDA_STANDARD 17 CUDA_STANDARD_REQUIRED ON)

@@ -1,0 +1,73 @@
+// The element types of the kernels, as one vocabulary: to and from float, and vectors of them.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+namespace mla {
+
+__device__ __forceinline__ float to_float(float x) { return x; }
+__device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+__device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
+
+template <class Element>
+__device__ __forceinline__ Element from_float(float x);
+template <>
+__device__ __forceinline__ float from_float<float>(float x) {
+  return x;
+}
+template <>
+__device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float x) {
+  return __float2bfloat16_rn(x);
+}
+template <>
+__device__ __forceinline__ __half from_float<__half>(float x) {
+  return __float2half_rn(x);
+}
+
+// kCount elements that are read or written in one access.
+template <class Element, int kCount>
+struct alignas(sizeof(Element) * kCount) Vector {
+  Element at[kCount];
+};
+
+// Two neighbours in one register, the first in the low half, as the tensor cores take them.
+template <class Element>
+__device__ __forceinline__ uint32_t pack(float first, float second) {
+  const Vector<Element, 2> pair{{from_float<Element>(first), from_float<Element>(second)}};
+  uint32_t bits;
+  memcpy(&bits, &pair, sizeof(bits));
+  return bits;
+}
+
+// OCP e4m3 by round to nearest even, as XLA's astype: past the largest finite value NaN, or that value if `saturate`.
+__host__ __device__ __forceinline__ uint8_t e4m3fn_bits(float x, bool saturate) {
+  constexpr uint32_t kInfinity = 0x7F800000;
+  constexpr uint32_t kLargest = 0x43E00000;       // 448
+  constexpr uint32_t kLastRounded = 0x43E80000;   // 464, half way to 480, rounds to the even 448
+  constexpr uint32_t kSmallestNormal = 0x3C800000;  // 2^-6
+  constexpr uint8_t kNaN = 0x7F;
+  uint32_t bits;
+  memcpy(&bits, &x, sizeof(bits));
+  const auto sign = static_cast<uint8_t>(bits >> 24 & 0x80);
+  uint32_t magnitude = bits & 0x7FFFFFFF;
+  if (magnitude > kInfinity) return kNaN;
+  if (saturate && magnitude > kLargest) magnitude = kLargest;
+  if (magnitude > kLastRounded) return kNaN;
+  if (magnitude < kSmallestNormal) {
+    // Denormals are multiples of 2^-9, the spacing of floats at 2^14: the addition rounds to them.
+    constexpr uint32_t kSpacing = 0x46800000;  // 2^14
+    float value, spacing;
+    memcpy(&value, &magnitude, sizeof(value));
+    memcpy(&spacing, &kSpacing, sizeof(spacing));
+    const float rounded = value + spacing;
+    memcpy(&bits, &rounded, sizeof(bits));
+    return sign | static_cast<uint8_t>(bits - kSpacing);
+  }
+  const uint32_t rounded = magnitude + 0x7FFFF + (magnitude >> 20 & 1);  // 23 bits of mantissa to 3
+  return sign | static_cast<uint8_t>((rounded >> 20) - ((127 - 7) << 3));
+}
+
+}  // namespace mla

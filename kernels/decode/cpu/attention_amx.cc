@@ -1,0 +1,169 @@
+// The bf16 arithmetic with both products in AMX tiles. Blocks that some rows see in part go through vdpbf16ps.
+#define MLA_ISA amx
+#define MLA_LANES 16
+#include "kernels/decode/cpu/amx_tiles.h"
+#include "kernels/decode/cpu/attention_bf16.h"
+
+namespace mla::amx {
+namespace {
+
+// Transposes 16 x 16 units.
+void transpose_units(const PairUnit* source, int64_t source_stride, PairUnit* target, int64_t target_stride) {
+  __m512i rows[16], next[16];
+  for (int i = 0; i < 16; ++i) rows[i] = _mm512_loadu_si512(source + i * source_stride);
+  for (int i = 0; i < 16; i += 2) {
+    next[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
+    next[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4) {
+    for (int j = 0; j < 2; ++j) {
+      rows[i + 2 * j] = _mm512_unpacklo_epi64(next[i + j], next[i + 2 + j]);
+      rows[i + 2 * j + 1] = _mm512_unpackhi_epi64(next[i + j], next[i + 2 + j]);
+    }
+  }
+  // rows[4 g + c] holds column 4 q + c of source rows 4 g to 4 g + 3 in its 128-bit quarter q.
+  for (int c = 0; c < 4; ++c) {
+    const __m512i low = _mm512_shuffle_i32x4(rows[c], rows[4 + c], 0x88);
+    const __m512i high = _mm512_shuffle_i32x4(rows[8 + c], rows[12 + c], 0x88);
+    const __m512i low_odd = _mm512_shuffle_i32x4(rows[c], rows[4 + c], 0xdd);
+    const __m512i high_odd = _mm512_shuffle_i32x4(rows[8 + c], rows[12 + c], 0xdd);
+    _mm512_storeu_si512(target + c * target_stride, _mm512_shuffle_i32x4(low, high, 0x88));
+    _mm512_storeu_si512(target + (4 + c) * target_stride, _mm512_shuffle_i32x4(low_odd, high_odd, 0x88));
+    _mm512_storeu_si512(target + (8 + c) * target_stride, _mm512_shuffle_i32x4(low, high, 0xdd));
+    _mm512_storeu_si512(target + (12 + c) * target_stride, _mm512_shuffle_i32x4(low_odd, high_odd, 0xdd));
+  }
+}
+
+struct AmxTiles : BFloat16Pairs {
+  static constexpr int64_t kTokenBytes = kWidth * 2;
+  static constexpr int64_t kUnitBytes = sizeof(Unit);
+
+  // A tile of keys is 16 tokens at one distance from each other: a page's tokens are, others are gathered.
+  static void stage(const AttentionItem& item, const BlockTokens& block, W& w) {
+    BFloat16Pairs::stage(item, block, w);
+    // Both products take 32 tokens at a time.
+    const int32_t taken = (block.count + 31) / 32 * 32;
+    for (int32_t first = 0; first < taken; first += kTileRows) {
+      bool in_place = true;
+      for (int32_t t = first; t < first + kTileRows; ++t) in_place &= w.keys[t] == w.keys[first] + (t - first) * W::kUnits;
+      if (in_place) continue;
+      for (int32_t t = first; t < first + kTileRows; ++t) {
+        Unit* const target = w.staged + t * W::kUnits;
+        if (w.keys[t] != target) memcpy(target, w.keys[t], kTokenBytes);
+        w.keys[t] = target;
+      }
+    }
+    for (int32_t i = (block.count + 1) / 2; i < taken / 2; ++i) {
+      memset(w.value_rows + i * kAccumulatorStride, 0, kLatent * kUnitBytes);
+    }
+  }
+
+  // Tiles 0 to 3: sums of two tiles of tokens by one or two of rows; 4 and 5: keys; 6 and 7: queries.
+  template <bool kTwo>
+  static void score_tiles(const W& w, int32_t token, int64_t row) {
+    const int64_t stride = w.stride * kUnitBytes;
+    zero_tile<0>();
+    zero_tile<1>();
+    zero_tile<2>();
+    zero_tile<3>();
+    const Unit* const keys = w.keys[token];
+    const Unit* const more_keys = w.keys[token + kTileRows];
+    for (int64_t unit = 0; unit < W::kUnits; unit += kTileUnits) {
+      const Unit* const queries = w.queries + unit * w.stride + row;
+      load_tile<4>(keys + unit, kTokenBytes);
+      load_tile<6>(queries, stride);
+      multiply_tiles<0, 4, 6>();
+      load_tile<5>(more_keys + unit, kTokenBytes);
+      multiply_tiles<1, 5, 6>();
+      if (kTwo) {
+        load_tile<7>(queries + kTileUnits, stride);
+        multiply_tiles<2, 4, 7>();
+        multiply_tiles<3, 5, 7>();
+      }
+    }
+    float* const scores = w.scores + token * w.stride + row;
+    store_tile<0>(scores, stride);
+    store_tile<1>(scores + kTileRows * w.stride, stride);
+    if (kTwo) {
+      store_tile<2>(scores + kTileUnits, stride);
+      store_tile<3>(scores + kTileRows * w.stride + kTileUnits, stride);
+    }
+  }
+
+  static void scores(const W& w, int32_t vectors, int32_t tokens) {
+    for (int32_t token = 0; token < tokens; token += 2 * kTileRows) {
+      int32_t v = 0;
+      for (; v + 2 <= vectors; v += 2) score_tiles<true>(w, token, v * kTileUnits);
+      if (v < vectors) score_tiles<false>(w, token, v * kTileUnits);
+    }
+  }
+
+  // Tiles 0 to 3: sums of one or two tiles of rows by two of columns; 4 and 5: probabilities; 6 and 7: values.
+  template <bool kTwo>
+  static void accumulate_tiles(const W& w, const Unit* probabilities, int64_t row, int64_t column, int32_t steps) {
+    constexpr int64_t kStride = kAccumulatorStride * kUnitBytes;
+    constexpr int64_t kWeightStride = W::kValueRows * kUnitBytes;
+    float* const target = w.accumulator + row * kAccumulatorStride + column;
+    float* const more_rows = target + kTileRows * kAccumulatorStride;
+    load_tile<0>(target, kStride);
+    load_tile<1>(target + kTileUnits, kStride);
+    if (kTwo) {
+      load_tile<2>(more_rows, kStride);
+      load_tile<3>(more_rows + kTileUnits, kStride);
+    }
+    for (int32_t step = 0; step < steps; ++step) {
+      const Unit* const weights = probabilities + step * kTileUnits;
+      const Unit* const values = w.value_rows + step * kTileRows * kAccumulatorStride + column;
+      load_tile<4>(weights, kWeightStride);
+      load_tile<6>(values, kStride);
+      load_tile<7>(values + kTileUnits, kStride);
+      multiply_tiles<0, 4, 6>();
+      multiply_tiles<1, 4, 7>();
+      if (kTwo) {
+        load_tile<5>(weights + kTileRows * W::kValueRows, kWeightStride);
+        multiply_tiles<2, 5, 6>();
+        multiply_tiles<3, 5, 7>();
+      }
+    }
+    store_tile<0>(target, kStride);
+    store_tile<1>(target + kTileUnits, kStride);
+    if (kTwo) {
+      store_tile<2>(more_rows, kStride);
+      store_tile<3>(more_rows + kTileUnits, kStride);
+    }
+  }
+
+  static void accumulate(const W& w, int32_t rows, int32_t tokens) {
+    const int32_t steps = (tokens + 31) / 32;
+    alignas(64) Unit probabilities[2 * kTileRows * W::kValueRows];  // [row][pair of tokens]
+    for (int64_t row = 0; row < rows; row += 2 * kTileRows) {
+      const bool two = row + kTileRows < rows;
+      for (int half = 0; half <= static_cast<int>(two); ++half) {
+        for (int32_t step = 0; step < steps; ++step) {
+          transpose_units(w.probabilities + step * kTileUnits * w.stride + row + half * kTileRows, w.stride,
+                          probabilities + half * kTileRows * W::kValueRows + step * kTileUnits, W::kValueRows);
+        }
+      }
+      for (int64_t column = 0; column < kLatent; column += 2 * kTileUnits) {
+        if (two) {
+          accumulate_tiles<true>(w, probabilities, row, column, steps);
+        } else {
+          accumulate_tiles<false>(w, probabilities, row, column, steps);
+        }
+      }
+    }
+  }
+};
+
+int64_t scratch_bytes(int32_t rows) { return AmxTiles::W{}.carve(nullptr, rows); }
+
+void run(const AttentionItem& item, void* scratch) {
+  configure_tiles();
+  attend<AmxTiles>(item, scratch);
+  release_tiles();
+}
+
+}  // namespace
+}  // namespace mla::amx
+
+const mla::cpu::AttentionKernel mla::cpu::kAmxAttention = {mla::amx::scratch_bytes, mla::amx::run};

@@ -1,0 +1,57 @@
+// Scratch of one attention item, carved out of one allocation.
+#pragma once
+
+#include "kernels/cpu/vector.h"
+
+namespace mla::MLA_ISA {
+
+// Added to the length of rows that are walked down a column: rows a power of two apart share few sets of a cache.
+constexpr int64_t kSkew = 16;
+constexpr int64_t kAccumulatorStride = kLatent + kSkew;
+
+// A Unit is what one lane multiplies at a time: kPack elements, 32 bits together.
+template <typename Unit, int kPack>
+struct Workspace {
+  static constexpr int64_t kUnits = kWidth / kPack;             // of a token
+  static constexpr int64_t kValueRows = kBlockTokens / kPack;   // of a block's values
+
+  int64_t stride;        // rows rounded up to whole vectors, skewed
+  Unit* queries;         // [kUnits][stride]
+  float* scores;         // [kBlockTokens][stride]; then the probabilities
+  Unit* probabilities;   // [kValueRows][stride], packed along tokens
+  float* accumulator;    // [stride][kAccumulatorStride]
+  float* row_max;        // [stride], in exponents of 2
+  float* row_sum;        // [stride]
+  float* row_factor;     // [stride]: what the accumulator shrinks by in this block
+  int32_t* row_limit;    // [stride]: a row sees tokens below it
+  Unit* staged;          // [kBlockTokens][kUnits]: tokens converted or made contiguous
+  Unit* value_rows;      // [kValueRows + 1][kAccumulatorStride]: packed along tokens; the last row is a spare
+  Unit* zeros;           // [kUnits]: stands for a token that may not be read
+  const Unit* keys[kBlockTokens];   // each token's row
+  const Unit* values[kValueRows];   // each row of values
+
+  // With memory null only measures.
+  int64_t carve(void* memory, int32_t rows) {
+    int64_t used = 0;
+    const auto take = [&](auto*& pointer, int64_t count) {
+      pointer = reinterpret_cast<decltype(+pointer)>(reinterpret_cast<uintptr_t>(memory) + used);
+      used += (count * 4 + 63) / 64 * 64;
+    };
+    stride = (rows + 15) / 16 * 16 + kSkew;
+    take(queries, kUnits * stride);
+    take(scores, kBlockTokens * stride);
+    take(probabilities, kPack == 1 ? 0 : kValueRows * stride);
+    if (kPack == 1) probabilities = reinterpret_cast<Unit*>(scores);
+    take(accumulator, stride * kAccumulatorStride);
+    take(row_max, stride);
+    take(row_sum, stride);
+    take(row_factor, stride);
+    take(row_limit, stride);
+    take(staged, kBlockTokens * kUnits);
+    take(value_rows, kPack == 1 ? 0 : (kValueRows + 1) * kAccumulatorStride);
+    take(zeros, kUnits);
+    return used;
+  }
+};
+
+}  // namespace mla::MLA_ISA

@@ -1,0 +1,409 @@
+// mla_decode for any GPU from sm_80 on: mma.sync over blocks of the paged cache, which cp.async keeps in flight.
+//
+// A CTA runs one part of the plan. For each item it keeps the queries in registers and walks the item's keys:
+//   S = Q K^T -> shared memory -> online softmax -> P, shared memory -> O += P V, where V is the latent part of K.
+// The scheme is FlashAttention-2's (arXiv 2307.08691) with all heads of the absorbed form (DeepSeek-V2, arXiv
+// 2405.04434) as the rows of one matrix product.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "kernels/cuda/element.cuh"
+#include "kernels/cuda/ptx.cuh"
+#include "kernels/decode/generic/shape.h"
+#include "kernels/decode/generic/work.cuh"
+
+namespace mla {
+
+constexpr float kLog2E = 1.4426950408889634f;
+constexpr float kLn2 = 0.6931471805599453f;
+
+// The reference of the exponents follows a row's maximum only when that has grown by more than 2^8: weights stay below
+// 256, which bf16 and fp16 hold as precisely as 1, and the output is seldom rescaled.
+constexpr float kSlack = 8.0f;
+
+template <class Shape>
+struct SharedMemory {
+  unsigned char* blocks;
+  float* scores;
+  unsigned char* weights;
+  float* rescale;
+  float* inverse;
+  int32_t* slots;
+
+  __device__ __forceinline__ SharedMemory(unsigned char* base, int stages) {
+    blocks = base;
+    base += stages * Shape::kBlockBytes;
+    scores = reinterpret_cast<float*>(base);
+    base += Shape::kScoreBytes;
+    weights = base;
+    base += Shape::kWeightBytes;
+    rescale = reinterpret_cast<float*>(base);
+    base += Shape::kRowBytes;
+    inverse = reinterpret_cast<float*>(base);
+    base += Shape::kRowBytes;
+    slots = reinterpret_cast<int32_t*>(base);
+  }
+};
+
+// This lane's A fragments of its warp's rows and quarter of the columns; rows that do not exist are 0.
+template <class Element, class Shape>
+__device__ __forceinline__ void load_queries(const DecodeParams& p, const Tile& tile, int row_group, int quarter,
+                                             uint32_t (&queries)[Shape::kRowFragments][Shape::kSteps][4]) {
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+  for (int m = 0; m < Shape::kRowFragments; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = (row_group * Shape::kRowFragments + m) * 16 + half * 8 + g;
+      const bool exists = row < tile.rows;
+      const int64_t global_row = tile.first_row + (exists ? row : 0);
+      const auto* latent = static_cast<const Element*>(p.q_latent) + global_row * p.q_latent_stride;
+      const auto* rope = static_cast<const Element*>(p.q_rope) + global_row * p.q_rope_stride;
+#pragma unroll
+      for (int k = 0; k < Shape::kSteps; ++k) {
+        const int column = (quarter * Shape::kSteps + k) * 16;
+        const Element* source = (column < kLatent ? latent + column : rope + (column - kLatent)) + 2 * t;
+        queries[m][k][half] = exists ? *reinterpret_cast<const uint32_t*>(source) : 0;
+        queries[m][k][half + 2] = exists ? *reinterpret_cast<const uint32_t*>(source + 8) : 0;
+      }
+    }
+  }
+}
+
+// Starts the copy of a block's tokens; masked ones become zeros, so that 0 * NaN never meets the output.
+template <class Element, class Shape, int kTokens>
+__device__ __forceinline__ void load_block(const Element* layer, uint32_t block, const int32_t* slots) {
+  constexpr int kChunks = kTokens * Shape::kTokenChunks;
+#pragma unroll
+  for (int first = 0; first < kChunks; first += Shape::kThreads) {
+    const int i = first + static_cast<int>(threadIdx.x);
+    if (kChunks % Shape::kThreads != 0 && i >= kChunks) break;
+    const int token = i / Shape::kTokenChunks, chunk = i % Shape::kTokenChunks;
+    const int32_t slot = slots[token];
+    const bool valid = slot >= 0;
+    const Element* source = layer + int64_t{valid ? slot : 0} * kWidth + chunk * 8;
+    ptx::cp_async_16(block + token * Shape::kTokenBytes + ((chunk ^ (token & 7)) << 4), source, valid);
+  }
+}
+
+// A warp's part of Q K^T, written to its quarter of the scores.
+template <class Element, class Shape, int kTileRows>
+__device__ __forceinline__ void score_block(const uint32_t (&queries)[Shape::kRowFragments][Shape::kSteps][4],
+                                            uint32_t block, float* scores, int row_group, int token_group,
+                                            int quarter) {
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  // K as B fragments: [token][column] is B transposed, as ldmatrix wants it. Matrices: tokens 0-7 columns 0-7, tokens
+  // 0-7 columns 8-15, tokens 8-15 columns 0-7, tokens 8-15 columns 8-15: b0 and b1 of two neighbouring products.
+  const int lane_token = token_group * Shape::kTokenPairs * 16 + (lane / 16) * 8 + lane % 8;
+  const uint32_t lane_row = block + lane_token * Shape::kTokenBytes;
+  // Registers allow 64 rows only one pair of products at once.
+  constexpr int kAtOnce = kTileRows == 64 ? 1 : Shape::kTokenPairs;
+#pragma unroll
+  for (int first = 0; first < Shape::kTokenPairs; first += kAtOnce) {
+    float sum[kAtOnce][2][Shape::kRowFragments][4] = {};
+#pragma unroll
+    for (int k = 0; k < Shape::kSteps; ++k) {
+      const int chunk = (quarter * Shape::kSteps + k) * 2 + (lane / 8) % 2;
+      const uint32_t offset = (chunk ^ (lane % 8)) << 4;
+#pragma unroll
+      for (int pair = 0; pair < kAtOnce; ++pair) {
+        uint32_t keys[4];
+        ptx::ldmatrix_x4(keys, lane_row + (first + pair) * 16 * Shape::kTokenBytes + offset);
+#pragma unroll
+        for (int m = 0; m < Shape::kRowFragments; ++m) {
+          ptx::mma_m16n8k16<Element>(sum[pair][0][m], queries[m][k], keys[0], keys[1]);
+          ptx::mma_m16n8k16<Element>(sum[pair][1][m], queries[m][k], keys[2], keys[3]);
+        }
+      }
+    }
+#pragma unroll
+    for (int pair = 0; pair < kAtOnce; ++pair) {
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        const int token = (token_group * Shape::kTokenPairs + first + pair) * 16 + n * 8 + 2 * t;
+#pragma unroll
+        for (int m = 0; m < Shape::kRowFragments; ++m) {
+          const int row = (row_group * Shape::kRowFragments + m) * 16 + g;
+          float* target = scores + (quarter * kTileRows + row) * Shape::kScoreStride + token;
+          const float(&d)[4] = sum[pair][n][m];
+          *reinterpret_cast<float2*>(target) = make_float2(d[0], d[1]);
+          *reinterpret_cast<float2*>(target + 8 * Shape::kScoreStride) = make_float2(d[2], d[3]);
+        }
+      }
+    }
+  }
+}
+
+// Online softmax state of the rows that a thread works on, with seven neighbours: their keys are dealt out among them.
+template <class Shape>
+struct Softmax {
+  float reference[Shape::kSoftmaxPasses];  // of the exponents, in base 2; the same in all eight lanes
+  float sum[Shape::kSoftmaxPasses];        // over this lane's keys
+  int32_t visible_end[Shape::kSoftmaxPasses];
+};
+
+// Sum of the four quarters, masked, as weights 2^(score - reference). True: some row has to be rescaled.
+template <class Element, class Shape, int kTileRows, int kTokens>
+__device__ __forceinline__ bool weigh_block(const SharedMemory<Shape>& shared, const int32_t* slots, int32_t first_token,
+                                            float scale, Softmax<Shape>& softmax) {
+  constexpr int kVectors = Shape::kSoftmaxVectors;
+  constexpr uint32_t kWholeWarp = 0xFFFFFFFF;
+  const int lane = threadIdx.x % Shape::kSoftmaxLanes;
+  bool rescaled = false;
+#pragma unroll
+  for (int pass = 0; pass < Shape::kSoftmaxPasses; ++pass) {
+    const int row = pass * Shape::kSoftmaxRows + static_cast<int>(threadIdx.x) / Shape::kSoftmaxLanes;
+    if (kTileRows < Shape::kSoftmaxRows && row >= kTileRows) break;  // whole warps
+    const int32_t visible = softmax.visible_end[pass] - first_token;
+    float score[kVectors][4];
+    float highest = -INFINITY;
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      const int token = v * 32 + lane * 4;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) score[v][i] = 0;
+      int4 slot{-1, -1, -1, -1};
+      if (kTokens % 32 == 0 || token < kTokens) {
+        slot = *reinterpret_cast<const int4*>(slots + token);
+#pragma unroll
+        for (int quarter = 0; quarter < Shape::kQuarters; ++quarter) {
+          const float4 part = *reinterpret_cast<const float4*>(shared.scores +
+                                                               (quarter * kTileRows + row) * Shape::kScoreStride + token);
+          score[v][0] += part.x;
+          score[v][1] += part.y;
+          score[v][2] += part.z;
+          score[v][3] += part.w;
+        }
+      }
+      score[v][0] = slot.x >= 0 && token + 0 < visible ? score[v][0] * scale : -INFINITY;
+      score[v][1] = slot.y >= 0 && token + 1 < visible ? score[v][1] * scale : -INFINITY;
+      score[v][2] = slot.z >= 0 && token + 2 < visible ? score[v][2] * scale : -INFINITY;
+      score[v][3] = slot.w >= 0 && token + 3 < visible ? score[v][3] * scale : -INFINITY;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) highest = fmaxf(highest, score[v][i]);
+    }
+#pragma unroll
+    for (int distance = 1; distance < Shape::kSoftmaxLanes; distance *= 2) {
+      highest = fmaxf(highest, __shfl_xor_sync(kWholeWarp, highest, distance));
+    }
+
+    float& reference = softmax.reference[pass];
+    float factor = 1;
+    if (highest > reference + kSlack) {
+      if (reference != -INFINITY) {  // else there is nothing yet to rescale
+        factor = ptx::exp2_approximate(reference - highest);
+        rescaled = true;
+      }
+      reference = highest;
+    }
+    softmax.sum[pass] *= factor;
+    if (lane == 0) shared.rescale[row] = factor;
+
+    const float shift = reference == -INFINITY ? 0 : reference;
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      const int token = v * 32 + lane * 4;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        score[v][i] = ptx::exp2_approximate(score[v][i] - shift);
+        softmax.sum[pass] += score[v][i];
+      }
+      if (kTokens % 32 == 0 || token < kTokens) {
+        auto* target = reinterpret_cast<Element*>(shared.weights) + row * Shape::kWeightStride + token;
+        *reinterpret_cast<uint2*>(target) =
+            make_uint2(pack<Element>(score[v][0], score[v][1]), pack<Element>(score[v][2], score[v][3]));
+      }
+    }
+  }
+  return rescaled;
+}
+
+template <class Shape>
+using Output = float[Shape::kOutRowFragments][2 * Shape::kOutPairs][4];
+
+template <class Shape>
+__device__ __forceinline__ void rescale_output(const float* rescale, Output<Shape>& out) {
+  const int g = threadIdx.x % 32 / 4;
+#pragma unroll
+  for (int m = 0; m < Shape::kOutRowFragments; ++m) {
+    const float upper = rescale[m * 16 + g], lower = rescale[m * 16 + 8 + g];
+#pragma unroll
+    for (int n = 0; n < 2 * Shape::kOutPairs; ++n) {
+      out[m][n][0] *= upper;
+      out[m][n][1] *= upper;
+      out[m][n][2] *= lower;
+      out[m][n][3] *= lower;
+    }
+  }
+}
+
+// O += P V for the 64 columns of this warp.
+template <class Element, class Shape, int kTokens>
+__device__ __forceinline__ void accumulate_block(uint32_t weights, uint32_t block, Output<Shape>& out) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  // P as A fragments. Matrices: rows 0-7 tokens 0-7, rows 8-15 tokens 0-7, rows 0-7 tokens 8-15, rows 8-15 tokens 8-15.
+  const uint32_t lane_weights = weights + ((lane / 8 % 2 * 8 + lane % 8) * Shape::kWeightStride + lane / 16 * 8) * 2;
+  // V as B fragments: [token][column] is B itself, so transposed by ldmatrix. Matrices: tokens 0-7 columns 0-7, tokens
+  // 8-15 columns 0-7, tokens 0-7 columns 8-15, tokens 8-15 columns 8-15.
+  const uint32_t lane_row = block + (lane / 8 % 2 * 8 + lane % 8) * Shape::kTokenBytes;
+#pragma unroll
+  for (int k = 0; k < kTokens / 16; ++k) {
+    uint32_t p[Shape::kOutRowFragments][4];
+#pragma unroll
+    for (int m = 0; m < Shape::kOutRowFragments; ++m) {
+      ptx::ldmatrix_x4(p[m], lane_weights + (m * 16 * Shape::kWeightStride + k * 16) * 2);
+    }
+#pragma unroll
+    for (int pair = 0; pair < Shape::kOutPairs; ++pair) {
+      const int chunk = warp * (Shape::kOutColumns / 8) + pair * 2 + lane / 16;
+      uint32_t values[4];
+      ptx::ldmatrix_x4_trans(values, lane_row + k * 16 * Shape::kTokenBytes + ((chunk ^ (lane % 8)) << 4));
+#pragma unroll
+      for (int m = 0; m < Shape::kOutRowFragments; ++m) {
+        ptx::mma_m16n8k16<Element>(out[m][2 * pair], p[m], values[0], values[1]);
+        ptx::mma_m16n8k16<Element>(out[m][2 * pair + 1], p[m], values[2], values[3]);
+      }
+    }
+  }
+}
+
+// Normalises and stores the rows that exist: to out and lse, or to the item's partial.
+template <class Element, class Shape, int kTileRows>
+__device__ __forceinline__ void store_tile(const DecodeParams& p, const Tile& tile, const SharedMemory<Shape>& shared,
+                                           Softmax<Shape>& softmax, const Output<Shape>& out) {
+  const bool direct = tile.partial < 0;
+  const int64_t first_row = direct ? tile.first_row : int64_t{tile.partial} * kTileRows;
+#pragma unroll
+  for (int pass = 0; pass < Shape::kSoftmaxPasses; ++pass) {
+    const int row = pass * Shape::kSoftmaxRows + static_cast<int>(threadIdx.x) / Shape::kSoftmaxLanes;
+    if (kTileRows < Shape::kSoftmaxRows && row >= kTileRows) break;
+    float sum = softmax.sum[pass];
+#pragma unroll
+    for (int distance = 1; distance < Shape::kSoftmaxLanes; distance *= 2) {
+      sum += __shfl_xor_sync(0xFFFFFFFF, sum, distance);
+    }
+    if (threadIdx.x % Shape::kSoftmaxLanes == 0) {
+      const bool empty = sum == 0;  // no key was visible: what has the maximum weighs 1 or more
+      shared.inverse[row] = empty ? 0 : 1 / sum;
+      const float lse = empty ? -INFINITY : softmax.reference[pass] * kLn2 + logf(sum);
+      if (row < tile.rows) (direct ? p.lse : p.partial_lse)[first_row + row] = lse;
+    }
+  }
+  __syncthreads();
+
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, warp = threadIdx.x / 32;
+#pragma unroll
+  for (int m = 0; m < Shape::kOutRowFragments; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = m * 16 + half * 8 + g;
+      if (row >= tile.rows) continue;
+      const float inverse = shared.inverse[row];
+      const int64_t start = (first_row + row) * kLatent + warp * Shape::kOutColumns + 2 * t;
+#pragma unroll
+      for (int n = 0; n < 2 * Shape::kOutPairs; ++n) {
+        const float first = out[m][n][2 * half] * inverse, second = out[m][n][2 * half + 1] * inverse;
+        if (direct) {
+          *reinterpret_cast<uint32_t*>(static_cast<Element*>(p.out) + start + n * 8) = pack<Element>(first, second);
+        } else {
+          *reinterpret_cast<float2*>(p.partial_out + start + n * 8) = make_float2(first, second);
+        }
+      }
+    }
+  }
+}
+
+// With three stages, say, two blocks are on their way while the third is worked on.
+__device__ __forceinline__ void wait_for_block(int stages) {
+  if (stages == 2) {
+    ptx::cp_async_wait<0>();
+  } else if (stages == 3) {
+    ptx::cp_async_wait<1>();
+  } else {
+    ptx::cp_async_wait<2>();
+  }
+}
+
+template <class Element, int kTileRows, int kTokens>
+__global__ void __launch_bounds__(DecodeShape<kTileRows, kTokens>::kThreads, 1)
+    decode_kernel(const __grid_constant__ DecodeParams p, int stages) {
+  using Shape = DecodeShape<kTileRows, kTokens>;
+  extern __shared__ __align__(1024) unsigned char shared_base[];
+  const SharedMemory<Shape> shared(shared_base, stages);
+  ptx::launch_dependents();
+
+  const int thread = threadIdx.x;
+  // Through a shuffle the compiler knows that the warp's number is uniform.
+  const int warp = __shfl_sync(0xFFFFFFFF, thread / 32, 0);
+  const int quarter = warp % Shape::kQuarters, group = warp / Shape::kQuarters;
+  const int row_group = group % Shape::kRowGroups, token_group = group / Shape::kRowGroups;
+  const uint32_t blocks_address = ptx::shared_address(shared.blocks);
+  const uint32_t weights_address = ptx::shared_address(shared.weights);
+  const float scale = p.scale * kLog2E;
+
+  const int32_t layer_index = p.layer == nullptr ? 0 : *p.layer;
+  if (layer_index < 0 || layer_index >= p.layers) return;
+  const auto* layer = static_cast<const Element*>(p.cache) + layer_index * p.pages * p.page_size * kWidth;
+
+  const int32_t last_item = min_of(p.plan.part_offsets[blockIdx.x + 1], p.plan.max_items);
+  for (int32_t item = max_of(p.plan.part_offsets[blockIdx.x], 0); item < last_item; ++item) {
+    Tile tile;
+    if (!find_tile(p, item, tile)) continue;
+    const int32_t blocks = tile.kv_end <= tile.kv_begin ? 0 : ceil_div(tile.kv_end - tile.kv_begin, kTokens);
+
+    // Slots of the first blocks. The ring of slots turns with the ring of blocks.
+    if (thread < stages * kTokens) {
+      shared.slots[thread] = look_up(p, tile, int64_t{tile.kv_begin} + thread).slot(p);
+    }
+    __syncthreads();
+    for (int stage = 0; stage < stages - 1; ++stage) {
+      if (stage < blocks) {
+        load_block<Element, Shape, kTokens>(layer, blocks_address + stage * Shape::kBlockBytes,
+                                            shared.slots + stage * kTokens);
+      }
+      ptx::cp_async_commit();
+    }
+
+    uint32_t queries[Shape::kRowFragments][Shape::kSteps][4];
+    load_queries<Element, Shape>(p, tile, row_group, quarter, queries);
+    Softmax<Shape> softmax;
+#pragma unroll
+    for (int pass = 0; pass < Shape::kSoftmaxPasses; ++pass) {
+      softmax.reference[pass] = -INFINITY;
+      softmax.sum[pass] = 0;
+      softmax.visible_end[pass] =
+          visible_end(p, tile, pass * Shape::kSoftmaxRows + thread / Shape::kSoftmaxLanes);
+    }
+    Output<Shape> out = {};
+
+    int stage = 0;
+    int32_t first_token = tile.kv_begin;
+    for (int32_t block = 0; block < blocks; ++block, first_token += kTokens) {
+      wait_for_block(stages);
+      __syncthreads();  // the block is here for everyone, and everyone has done with the one before it
+      const int free_stage = stage == 0 ? stages - 1 : stage - 1;
+      if (block + stages - 1 < blocks) {
+        load_block<Element, Shape, kTokens>(layer, blocks_address + free_stage * Shape::kBlockBytes,
+                                            shared.slots + free_stage * kTokens);
+      }
+      ptx::cp_async_commit();  // an empty group counts too
+      SlotLookup later{-1, 0};
+      if (thread < kTokens) later = look_up(p, tile, int64_t{first_token} + stages * kTokens + thread);
+
+      const uint32_t block_address = blocks_address + stage * Shape::kBlockBytes;
+      int32_t* slots = shared.slots + stage * kTokens;
+      score_block<Element, Shape, kTileRows>(queries, block_address, shared.scores, row_group, token_group, quarter);
+      __syncthreads();
+      const bool rescaled = weigh_block<Element, Shape, kTileRows, kTokens>(
+          shared, slots, first_token, scale, softmax);
+      if (__syncthreads_or(rescaled)) rescale_output<Shape>(shared.rescale, out);
+      if (thread < kTokens) slots[thread] = later.slot(p);
+      accumulate_block<Element, Shape, kTokens>(weights_address, block_address, out);
+      stage = stage + 1 == stages ? 0 : stage + 1;
+    }
+    store_tile<Element, Shape, kTileRows>(p, tile, shared, softmax, out);
+  }
+}
+
+}  // namespace mla

@@ -1,0 +1,154 @@
+// The contract between the FFI handlers and the kernels: one plain struct an operation, its shapes behind each field.
+//
+// Letters: B sequences, T query tokens, H query heads (padded where the wrapper pads), L = 512 latent width,
+// R = 64 rope width, D = L + R, P page size, V = batch * row_tiles virtual rows of work.
+// A pointer is a device pointer on a GPU. Shapes are trusted (the handler checked them); *values* in device arrays
+// (page ids, lengths, slots, the layer, a plan) are not: no value may cause an access outside these shapes.
+#pragma once
+
+#include <cstdint>
+
+namespace mla {
+
+constexpr int kLatent = 512;          // L
+constexpr int kRope = 64;             // R
+constexpr int kWidth = kLatent + kRope;  // D
+constexpr int kNope = 128;            // nope part of an up-projected key, and the width of a value
+constexpr int kHeadDim = kNope + kRope;  // up-projected query and key width
+
+// Tokens in one block of the work split: the plan cuts a sequence at multiples of it.
+constexpr int kBlockTokens = 64;
+
+enum class DType : int32_t {
+  kF32 = 0,
+  kBF16 = 1,
+  kF16 = 2,
+  kE4M3FN = 3,    // OCP e4m3: max 448, NaN 0x7F / 0xFF
+  kE4M3FNUZ = 4,  // gfx942's e4m3: max 240, NaN 0x80
+};
+
+// One piece of decode work: keys [kv_begin, kv_end) of a request against one tile of its (query, head) rows.
+struct WorkItem {
+  int32_t request;   // b
+  int32_t row_tile;  // rows [row_tile * tile_rows, ...) of the request's q_len * H rows, query-major
+  int32_t kv_begin;  // tokens, a multiple of kBlockTokens
+  int32_t kv_end;    // tokens, exclusive
+  int32_t partial;   // slot in the partials; -1: the tile is not split, write out and lse directly
+  int32_t reserved[3];
+};
+static_assert(sizeof(WorkItem) == 32, "read as eight int32 by Python and by the planner's tests");
+
+// How a row tile of a request was split; indexed by request * row_tiles + row_tile.
+struct TileSplits {
+  int32_t first_partial;  // slots [first_partial, first_partial + count) in order of tokens; -1 when count < 2
+  int32_t count;          // 0: no keys, the reduction writes an empty row; 1: written directly
+};
+
+// The work split, made by plan_decode, read by decode.
+struct DecodePlan {
+  WorkItem* items;         // [max_items], sorted by part
+  int32_t* part_offsets;   // [parts + 1]: part p runs items [part_offsets[p], part_offsets[p + 1])
+  TileSplits* tile_splits;  // [B * row_tiles]
+  int32_t parts;
+  int32_t max_items;
+  int32_t max_partials;
+  int32_t row_tiles;  // tiles of a request with max_q_len queries: ceil(max_q_len * H / tile_rows)
+  int32_t tile_rows;  // (query, head) rows a tile
+};
+
+struct PlanDecodeParams {
+  const int32_t* kv_lens;    // [B]
+  const int32_t* cu_q_lens;  // [B + 1], or null: every request has max_q_len queries
+  DecodePlan plan;           // written: all max_items items (unused ones zero), all offsets, all splits
+  int32_t batch;
+  int32_t heads;
+  int32_t max_q_len;
+  int32_t overhead_blocks;  // fixed cost of a tile, in blocks
+  int32_t min_part_blocks;  // a part is not made smaller than this cost
+  bool batch_invariant;     // a tile's splits depend on its own length alone
+};
+
+struct DecodeParams {
+  const void* q_latent;      // [T, H, L] in q_dtype; row (t, h) starts q_latent_stride elements after row (t, h - 1)
+  const void* q_rope;        // [T, H, R] in q_dtype, likewise with q_rope_stride
+  int64_t q_latent_stride;   // D when q came as one array, else L
+  int64_t q_rope_stride;     // D or R
+  const void* cache;         // [layers, pages, P, D] in cache_dtype
+  const int32_t* layer;      // [], or null when layers == 1; outside [0, layers): every row is empty
+  const int32_t* page_table;  // [B, max_pages]; an id outside [0, pages) masks its tokens
+  const int32_t* kv_lens;    // [B]; below 0 counts as 0, tokens at or past max_pages * P are masked
+  const int32_t* cu_q_lens;  // [B + 1], or null: request b owns queries [b * max_q_len, (b + 1) * max_q_len)
+  const float* q_scale;      // [], or null: 1
+  const float* k_scale;      // [k_scales], or null: 1
+  DecodePlan plan;
+  void* out;           // [T, H, L] in out_dtype
+  float* lse;          // [T, H], natural log; an empty row has out 0 and lse -inf
+  float* partial_out;  // [max_partials, tile_rows, L], scratch
+  float* partial_lse;  // [max_partials, tile_rows], scratch, natural log
+  int64_t pages;
+  int32_t layers;
+  int32_t page_size;
+  int32_t max_pages;
+  int32_t batch;
+  int32_t tokens;  // T
+  int32_t heads;   // H
+  int32_t max_q_len;
+  int32_t k_scales;  // 1 or layers
+  int32_t variant;   // 0: the best this machine runs; n: the n-th name of variants() in capability.h
+  float scale;       // of the scores, before softmax (multiplied with q_scale and k_scale)
+  bool causal;       // query i of n sees keys j <= kv_len - n + i
+  DType q_dtype;
+  DType cache_dtype;
+  DType out_dtype;
+};
+
+struct UpdateCacheParams {
+  void* cache;                  // [layers, pages, P, D] in cache_dtype, updated in place
+  const void* kv_c;             // [T, L] in input_dtype
+  const void* k_pe;             // [T, R] in input_dtype
+  const int32_t* slot_mapping;  // [T]: page * P + offset; outside [0, pages * P): skipped. Of duplicates the last wins.
+  const int32_t* layer;         // [], or null when layers == 1; outside [0, layers): nothing is written
+  const float* k_scale;         // [k_scales], or null: 1; what is stored is value / k_scale
+  int32_t* owners;              // [owner_slots, 2], scratch of the duplicate search; null when owner_slots == 0
+  int64_t pages;
+  int32_t owner_slots;  // 0, or a power of two of at least 2 * T
+  int32_t layers;
+  int32_t page_size;
+  int32_t tokens;  // T
+  int32_t k_scales;
+  bool saturate;  // fp8: clamp to the largest finite value instead of NaN
+  DType input_dtype;
+  DType cache_dtype;
+};
+
+struct MergeStatesParams {
+  const void* out_a;   // [rows, width] in dtype
+  const float* lse_a;  // [rows], natural log; -inf, +inf and NaN mark an empty side whose out is not read
+  const void* out_b;   // [rows, width]
+  const float* lse_b;  // [rows]
+  void* out;           // [rows, width] in dtype
+  float* lse;          // [rows]
+  int64_t rows;
+  int32_t width;
+  DType dtype;
+};
+
+struct PackKvParams {
+  const void* kv_up;     // [T, H, 2 * 128] in input_dtype: nope key, then value
+  const void* k_pe;      // row t starts at k_pe_offset + t * k_pe_stride elements, R long, in k_pe_dtype
+  const float* k_scale;  // [], or null: 1; the scale of an fp8 k_pe
+  const float* packed_k_scale;  // [], or null: 1; fp8 output only: stored k is value / packed_k_scale
+  const float* packed_v_scale;  // [], or null: 1
+  void* k;               // [T, H, 192] in output_dtype
+  void* v;               // [T, H, 128] in output_dtype; null: keys alone
+  int64_t k_pe_stride;   // R, or D for gathered latent rows
+  int64_t k_pe_offset;   // 0, or L
+  int64_t tokens;
+  int32_t heads;
+  bool saturate;
+  DType input_dtype;
+  DType k_pe_dtype;
+  DType output_dtype;
+};
+
+}  // namespace mla
