@@ -1,7 +1,10 @@
 // What handlers share on every platform: the device of a call, XLA's dtypes as ours, and checks with values in the text.
 #pragma once
 
+#include <algorithm>
 #include <condition_variable>
+#include <functional>
+#include <initializer_list>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -15,6 +18,8 @@
 namespace ffi = xla::ffi;
 
 namespace mla {
+
+#if defined(JAX_MLA_CPU)
 
 // Runs f over [0, n) on XLA's pool and on the calling thread. The caller works too, so the loop ends even when every
 // thread of the pool is busy, or waits in a handler of its own.
@@ -41,12 +46,14 @@ inline ParallelFor parallel_for_on(ffi::ThreadPool pool) {
       }
     };
     const int64_t helpers = std::min<int64_t>(pool.num_threads(), n) - 1;
-    for (int64_t i = 0; i < helpers; ++i) pool.Schedule(work);
+    for (int64_t i = 0; i < helpers; ++i) pool.Schedule(std::function<void()>(work));
     work();
     std::unique_lock<std::mutex> lock(shared->mutex);
     shared->all_done.wait(lock, [&] { return shared->done == n; });
   };
 }
+
+#endif
 
 using AnyBuffer = ffi::AnyBuffer;
 using Result = ffi::Result<ffi::AnyBuffer>;
@@ -137,7 +144,7 @@ struct CtxDecoding<mla::Device> {
 
   static std::optional<Type> Decode(const XLA_FFI_Api* api, XLA_FFI_ExecutionContext* context,
                                     DiagnosticEngine& diagnostic) {
-#if defined(JAX_MLA_CUDA) || defined(JAX_MLA_ROCM)
+#if !defined(JAX_MLA_CPU)
     auto stream = CtxDecoding<PlatformStream<void*>>::Decode(api, context, diagnostic);
     auto ordinal = CtxDecoding<DeviceOrdinal>::Decode(api, context, diagnostic);
     if (!stream || !ordinal) return std::nullopt;

@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jax.typing import ArrayLike, DTypeLike
 
 from jax_mla.cache import update_cache
@@ -103,6 +104,23 @@ class LayerParams(NamedTuple):
     w_uv: jax.Array  # [H, 128, 512]: attended latent to value
     g_proj: jax.Array  # [H, 128, M]
     o_proj: jax.Array  # [M, H, 128]
+
+
+def partition_specs(axis_name: str) -> LayerParams:
+    """How parameters of all heads are split over a mesh axis: ``in_specs`` of ``shard_map`` beside ``axis_name``."""
+    whole, heads_first, heads_second = PartitionSpec(), PartitionSpec(axis_name), PartitionSpec(None, axis_name)
+    return LayerParams(
+        q_a_proj=whole,
+        q_a_layernorm=whole,
+        q_b_proj=heads_first,
+        kv_a_proj_with_mqa=whole,
+        kv_a_layernorm=whole,
+        w_kv_b=heads_second,
+        w_uk=heads_first,
+        w_uv=heads_first,
+        g_proj=heads_first,
+        o_proj=heads_second,
+    )
 
 
 def init_weights(key: jax.Array, config: LayerConfig, dtype: DTypeLike = jnp.bfloat16) -> dict[str, jax.Array]:

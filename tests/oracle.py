@@ -1,8 +1,9 @@
-"""The truth of the tests: small loops in float64 NumPy, one request and one query at a time, independent of the library.
+"""The truth of the tests: loops in float64 NumPy, one request and one query at a time, independent of the library.
 
 Keys that may not be read are never touched here, so NaN in them needs no care.
 """
 
+import ml_dtypes
 import numpy as np
 
 LATENT, ROPE, WIDTH, NOPE = 512, 64, 576, 128
@@ -19,8 +20,6 @@ def as_float(x):
 
 def dequantise(cache, k_scale=None):
     """[layers, pages, P, 576] in float64 from a cache of any layout; `k_scale` is a scalar or [layers]."""
-    import ml_dtypes
-
     cache = np.asarray(cache)
     cache = cache if cache.ndim == 4 else cache[None]
     if cache.dtype == np.uint8:
@@ -84,8 +83,8 @@ def decode(
         q = q.reshape(-1, *q.shape[2:])
     out, lse = np.zeros((*q.shape[:2], LATENT)), np.full(q.shape[:2], -np.inf)
     if 0 <= layer < len(cache):
-        for b, length in enumerate(np.asarray(kv_lens)):
-            rows, positions = request_rows(cache[layer], np.asarray(page_table)[b], int(length))
+        for b, length in enumerate(max(int(n), 0) for n in kv_lens):
+            rows, positions = request_rows(cache[layer], np.asarray(page_table)[b], length)
             count = int(cu_q_lens[b + 1]) - int(cu_q_lens[b])
             for i in range(min(count, max_q_len)):
                 seen = rows[positions <= length - count + i] if causal else rows
@@ -146,7 +145,7 @@ def context(q, cache, page_table, context_lens, w_kv_b, *, cu_q_lens, scale, lay
 
 
 def plan(kv_lens, cu_q_lens, *, heads, max_q_len, tile_rows, parts, overhead_blocks, min_part_blocks, batch_invariant):
-    """The work split of decode block by block: lists of items, part offsets, and (first partial, count) of each tile."""
+    """The work split of decode, block by block: items, part offsets, and (first partial, count) of each tile."""
     row_tiles = -(-max_q_len * heads // tile_rows)
     tiles = []  # (request, row tile, tokens, blocks)
     for request, kv_len in enumerate(int(n) for n in kv_lens):
@@ -195,7 +194,7 @@ def relative_errors(got, want):
 
 
 def assert_attention(got, want, tolerance, lse_tolerance=1e-3):
-    """(out, lse) against the truth: empty rows exactly, the others within `tolerance` of the norm, each within twice."""
+    """(out, lse) against the truth: empty rows exactly, the rest within `tolerance` of the norm, each row within twice."""
     (out, lse), (want_out, want_lse) = got, want
     out, lse = as_float(out), as_float(lse)
     assert out.shape == want_out.shape and lse.shape == want_lse.shape

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jax_mla import allocate_cache, plan_decode, slots
-from jax_mla.layer import LayerConfig, absorb, decode, init_weights, prefill, rms_norm
+from jax_mla.layer import LayerConfig, absorb, decode, init_weights, partition_specs, prefill, rms_norm
 
 HIDDEN, QUERY_LATENT, PAGE = 64, 48, 16
 LAYERS, LAYER = 3, 1
@@ -71,6 +71,10 @@ class Batch:
         self.prompt_slots = slots(self.page_table, positions, PAGE, request=request)
         self.prompt_x = jnp.concatenate([x[:n] for x, n in zip(self.x, prompts, strict=True)])
 
+    def want_prompts(self):
+        """Oracle's rows of the prompts."""
+        return np.concatenate([oracle(self.weights, x)[:n] for x, n in zip(self.x, self.prompts, strict=True)])
+
     def want(self, begin, end):
         """Oracle's rows [begin, end) after each prompt."""
         full = [oracle(self.weights, x) for x in self.x]
@@ -99,9 +103,8 @@ def test_prefill_then_decode_token_by_token(heads, dtype):
         return decode(params, config, x, cache, batch.page_table, kv_lens, slot_mapping, layer=layer, plan=plan)
 
     y, cache = run_prefill(batch.params, batch.cache, jnp.int32(LAYER))
-    want = np.concatenate([oracle(batch.weights, x)[:n] for x, n in zip(batch.x, batch.prompts, strict=True)])
     assert y.dtype == dtype
-    assert error(y, want) < TOLERANCE[dtype]
+    assert error(y, batch.want_prompts()) < TOLERANCE[dtype]
 
     ys = []
     for i in range(batch.steps):
@@ -158,8 +161,7 @@ def test_prefill_ignores_padding():
         batch.cu_q_lens,
         layer=LAYER,
     )
-    want = np.concatenate([oracle(batch.weights, x)[:n] for x, n in zip(batch.x, batch.prompts, strict=True)])
-    assert error(y[:-4], want) < 1e-5
+    assert error(y[:-4], batch.want_prompts()) < 1e-5
     assert np.isfinite(np.asarray(cache)).all(-1).sum() == batch.prompts.sum()
 
 
@@ -212,6 +214,36 @@ def test_parts_of_all_devices_sum_to_the_block(devices):
         y, _ = jit_decode(params, part, x, cache, batch.page_table, kv_lens, slot_mapping, layer=LAYER)
         total += np.asarray(y, np.float64)
     assert error(total, batch.want(0, 1)) < 1e-5
+
+
+def test_heads_over_a_mesh():
+    """Under shard_map each device attends with its heads, and the outputs are summed over the mesh axis."""
+    config = geometry(24, 4)
+    batch = Batch(geometry(24))
+    mesh = jax.make_mesh((4,), ("heads",), axis_types=(jax.sharding.AxisType.Auto,))
+    x, kv_lens, slot_mapping = batch.decode_inputs(0, 1)
+
+    def both(params, cache):
+        y, cache = prefill(
+            params,
+            config,
+            batch.prompt_x,
+            cache,
+            batch.prompt_slots,
+            batch.cu_q_lens,
+            layer=LAYER,
+            axis_name="heads",
+        )
+        z, cache = decode(
+            params, config, x, cache, batch.page_table, kv_lens, slot_mapping, layer=LAYER, axis_name="heads"
+        )
+        return y, z, cache
+
+    whole = jax.sharding.PartitionSpec()
+    specs = {"in_specs": (partition_specs("heads"), whole), "out_specs": whole}
+    y, z, _ = jax.jit(jax.shard_map(both, mesh=mesh, **specs))(batch.params, batch.cache)
+    assert error(y, batch.want_prompts()) < 1e-5
+    assert error(z, batch.want(0, 1)) < 1e-5
 
 
 def test_fp8_cache():

@@ -7,7 +7,7 @@
 
 namespace mla::MLA_ISA {
 
-typedef uint32_t PairUnit __attribute__((may_alias));  // two bf16, the one of the lower index in the low half
+using PairUnit = uint32_t;  // two bf16, the one of the lower index in the low half
 
 // fp8 codes to bf16, 32 at a time, by a table of the 128 magnitudes in four registers.
 struct E4M3Table {
@@ -47,7 +47,7 @@ struct BFloat16Pairs {
   static constexpr int kPack = 2;
 
   static MLA_INLINE Lanes load(const Unit* source) { return _mm512_loadu_si512(source); }
-  static MLA_INLINE Lanes broadcast_unit(const Unit* source) { return _mm512_set1_epi32(static_cast<int>(*source)); }
+  static MLA_INLINE Lanes broadcast_unit(const Unit* source) { return _mm512_set1_epi32(load_bits<int32_t>(source)); }
   static MLA_INLINE Float multiply_add(Float sum, Lanes a, Lanes b) {
     return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
   }

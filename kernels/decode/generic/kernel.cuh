@@ -22,30 +22,6 @@ constexpr float kLn2 = 0.6931471805599453f;
 // 256, which bf16 and fp16 hold as precisely as 1, and the output is seldom rescaled.
 constexpr float kSlack = 8.0f;
 
-template <class Shape>
-struct SharedMemory {
-  unsigned char* blocks;
-  float* scores;
-  unsigned char* weights;
-  float* rescale;
-  float* inverse;
-  int32_t* slots;
-
-  __device__ __forceinline__ SharedMemory(unsigned char* base, int stages) {
-    blocks = base;
-    base += stages * Shape::kBlockBytes;
-    scores = reinterpret_cast<float*>(base);
-    base += Shape::kScoreBytes;
-    weights = base;
-    base += Shape::kWeightBytes;
-    rescale = reinterpret_cast<float*>(base);
-    base += Shape::kRowBytes;
-    inverse = reinterpret_cast<float*>(base);
-    base += Shape::kRowBytes;
-    slots = reinterpret_cast<int32_t*>(base);
-  }
-};
-
 // This lane's A fragments of its warp's rows and quarter of the columns; rows that do not exist are 0.
 template <class Element, class Shape>
 __device__ __forceinline__ void load_queries(const DecodeParams& p, const Tile& tile, int row_group, int quarter,
@@ -71,34 +47,40 @@ __device__ __forceinline__ void load_queries(const DecodeParams& p, const Tile& 
   }
 }
 
-// Starts the copy of a block's tokens; masked ones become zeros, so that 0 * NaN never meets the output.
-template <class Element, class Shape, int kTokens>
+// Starts the copy of a block's tokens; masked ones become zeros, so that 0 * NaN never meets the output. Eight threads
+// copy a token, 128 bytes at a time.
+template <class Element, class Shape>
 __device__ __forceinline__ void load_block(const Element* layer, uint32_t block, const int32_t* slots) {
-  constexpr int kChunks = kTokens * Shape::kTokenChunks;
+  constexpr int kLanes = 8;
+  constexpr int kTokensAtOnce = Shape::kThreads / kLanes;
+  const int lane = threadIdx.x % kLanes;
 #pragma unroll
-  for (int first = 0; first < kChunks; first += Shape::kThreads) {
-    const int i = first + static_cast<int>(threadIdx.x);
-    if (kChunks % Shape::kThreads != 0 && i >= kChunks) break;
-    const int token = i / Shape::kTokenChunks, chunk = i % Shape::kTokenChunks;
+  for (int first = 0; first < Shape::kTokens; first += kTokensAtOnce) {
+    const int token = first + static_cast<int>(threadIdx.x) / kLanes;
+    if (Shape::kTokens % kTokensAtOnce != 0 && token >= Shape::kTokens) break;
     const int32_t slot = slots[token];
     const bool valid = slot >= 0;
-    const Element* source = layer + int64_t{valid ? slot : 0} * kWidth + chunk * 8;
-    ptx::cp_async_16(block + token * Shape::kTokenBytes + ((chunk ^ (token & 7)) << 4), source, valid);
+    const Element* source = layer + int64_t{valid ? slot : 0} * kWidth + lane * 8;
+    const uint32_t target = block + token * Shape::kTokenBytes + ((lane ^ (token & 7)) << 4);
+#pragma unroll
+    for (int i = 0; i < Shape::kTokenChunks / kLanes; ++i) {
+      ptx::cp_async_16(target + i * kLanes * 16, source + i * kLanes * 8, valid);
+    }
   }
 }
 
 // A warp's part of Q K^T, written to its quarter of the scores.
-template <class Element, class Shape, int kTileRows>
+template <class Element, class Shape>
 __device__ __forceinline__ void score_block(const uint32_t (&queries)[Shape::kRowFragments][Shape::kSteps][4],
-                                            uint32_t block, float* scores, int row_group, int token_group,
-                                            int quarter) {
+                                            uint32_t block, SharedMemory<Shape>& shared, int row_group,
+                                            int token_group, int quarter) {
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   // K as B fragments: [token][column] is B transposed, as ldmatrix wants it. Matrices: tokens 0-7 columns 0-7, tokens
   // 0-7 columns 8-15, tokens 8-15 columns 0-7, tokens 8-15 columns 8-15: b0 and b1 of two neighbouring products.
   const int lane_token = token_group * Shape::kTokenPairs * 16 + (lane / 16) * 8 + lane % 8;
   const uint32_t lane_row = block + lane_token * Shape::kTokenBytes;
   // Registers allow 64 rows only one pair of products at once.
-  constexpr int kAtOnce = kTileRows == 64 ? 1 : Shape::kTokenPairs;
+  constexpr int kAtOnce = Shape::kRows == 64 ? 1 : Shape::kTokenPairs;
 #pragma unroll
   for (int first = 0; first < Shape::kTokenPairs; first += kAtOnce) {
     float sum[kAtOnce][2][Shape::kRowFragments][4] = {};
@@ -125,10 +107,9 @@ __device__ __forceinline__ void score_block(const uint32_t (&queries)[Shape::kRo
 #pragma unroll
         for (int m = 0; m < Shape::kRowFragments; ++m) {
           const int row = (row_group * Shape::kRowFragments + m) * 16 + g;
-          float* target = scores + (quarter * kTileRows + row) * Shape::kScoreStride + token;
           const float(&d)[4] = sum[pair][n][m];
-          *reinterpret_cast<float2*>(target) = make_float2(d[0], d[1]);
-          *reinterpret_cast<float2*>(target + 8 * Shape::kScoreStride) = make_float2(d[2], d[3]);
+          *reinterpret_cast<float2*>(&shared.scores[quarter][row][token]) = make_float2(d[0], d[1]);
+          *reinterpret_cast<float2*>(&shared.scores[quarter][row + 8][token]) = make_float2(d[2], d[3]);
         }
       }
     }
@@ -140,13 +121,13 @@ template <class Shape>
 struct Softmax {
   float reference[Shape::kSoftmaxPasses];  // of the exponents, in base 2; the same in all eight lanes
   float sum[Shape::kSoftmaxPasses];        // over this lane's keys
-  int32_t visible_end[Shape::kSoftmaxPasses];
 };
 
 // Sum of the four quarters, masked, as weights 2^(score - reference). True: some row has to be rescaled.
-template <class Element, class Shape, int kTileRows, int kTokens>
-__device__ __forceinline__ bool weigh_block(const SharedMemory<Shape>& shared, const int32_t* slots, int32_t first_token,
+template <class Element, class Shape>
+__device__ __forceinline__ bool weigh_block(SharedMemory<Shape>& shared, const int32_t* slots, int32_t first_token,
                                             float scale, Softmax<Shape>& softmax) {
+  constexpr int kTokens = Shape::kTokens;
   constexpr int kVectors = Shape::kSoftmaxVectors;
   constexpr uint32_t kWholeWarp = 0xFFFFFFFF;
   const int lane = threadIdx.x % Shape::kSoftmaxLanes;
@@ -154,8 +135,8 @@ __device__ __forceinline__ bool weigh_block(const SharedMemory<Shape>& shared, c
 #pragma unroll
   for (int pass = 0; pass < Shape::kSoftmaxPasses; ++pass) {
     const int row = pass * Shape::kSoftmaxRows + static_cast<int>(threadIdx.x) / Shape::kSoftmaxLanes;
-    if (kTileRows < Shape::kSoftmaxRows && row >= kTileRows) break;  // whole warps
-    const int32_t visible = softmax.visible_end[pass] - first_token;
+    if (Shape::kRows < Shape::kSoftmaxRows && row >= Shape::kRows) break;  // whole warps
+    const int32_t visible = shared.visible_end[row] - first_token;
     float score[kVectors][4];
     float highest = -INFINITY;
 #pragma unroll
@@ -168,8 +149,7 @@ __device__ __forceinline__ bool weigh_block(const SharedMemory<Shape>& shared, c
         slot = *reinterpret_cast<const int4*>(slots + token);
 #pragma unroll
         for (int quarter = 0; quarter < Shape::kQuarters; ++quarter) {
-          const float4 part = *reinterpret_cast<const float4*>(shared.scores +
-                                                               (quarter * kTileRows + row) * Shape::kScoreStride + token);
+          const float4 part = *reinterpret_cast<const float4*>(&shared.scores[quarter][row][token]);
           score[v][0] += part.x;
           score[v][1] += part.y;
           score[v][2] += part.z;
@@ -210,8 +190,7 @@ __device__ __forceinline__ bool weigh_block(const SharedMemory<Shape>& shared, c
         softmax.sum[pass] += score[v][i];
       }
       if (kTokens % 32 == 0 || token < kTokens) {
-        auto* target = reinterpret_cast<Element*>(shared.weights) + row * Shape::kWeightStride + token;
-        *reinterpret_cast<uint2*>(target) =
+        *reinterpret_cast<uint2*>(&shared.weights[row][token]) =
             make_uint2(pack<Element>(score[v][0], score[v][1]), pack<Element>(score[v][2], score[v][3]));
       }
     }
@@ -239,7 +218,7 @@ __device__ __forceinline__ void rescale_output(const float* rescale, Output<Shap
 }
 
 // O += P V for the 64 columns of this warp.
-template <class Element, class Shape, int kTokens>
+template <class Element, class Shape>
 __device__ __forceinline__ void accumulate_block(uint32_t weights, uint32_t block, Output<Shape>& out) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   // P as A fragments. Matrices: rows 0-7 tokens 0-7, rows 8-15 tokens 0-7, rows 0-7 tokens 8-15, rows 8-15 tokens 8-15.
@@ -248,7 +227,7 @@ __device__ __forceinline__ void accumulate_block(uint32_t weights, uint32_t bloc
   // 8-15 columns 0-7, tokens 0-7 columns 8-15, tokens 8-15 columns 8-15.
   const uint32_t lane_row = block + (lane / 8 % 2 * 8 + lane % 8) * Shape::kTokenBytes;
 #pragma unroll
-  for (int k = 0; k < kTokens / 16; ++k) {
+  for (int k = 0; k < Shape::kTokens / 16; ++k) {
     uint32_t p[Shape::kOutRowFragments][4];
 #pragma unroll
     for (int m = 0; m < Shape::kOutRowFragments; ++m) {
@@ -269,15 +248,15 @@ __device__ __forceinline__ void accumulate_block(uint32_t weights, uint32_t bloc
 }
 
 // Normalises and stores the rows that exist: to out and lse, or to the item's partial.
-template <class Element, class Shape, int kTileRows>
-__device__ __forceinline__ void store_tile(const DecodeParams& p, const Tile& tile, const SharedMemory<Shape>& shared,
-                                           Softmax<Shape>& softmax, const Output<Shape>& out) {
+template <class Element, class Shape>
+__device__ __forceinline__ void store_tile(const DecodeParams& p, const Tile& tile, SharedMemory<Shape>& shared,
+                                           const Softmax<Shape>& softmax, const Output<Shape>& out) {
   const bool direct = tile.partial < 0;
-  const int64_t first_row = direct ? tile.first_row : int64_t{tile.partial} * kTileRows;
+  const int64_t first_row = direct ? tile.first_row : int64_t{tile.partial} * Shape::kRows;
 #pragma unroll
   for (int pass = 0; pass < Shape::kSoftmaxPasses; ++pass) {
     const int row = pass * Shape::kSoftmaxRows + static_cast<int>(threadIdx.x) / Shape::kSoftmaxLanes;
-    if (kTileRows < Shape::kSoftmaxRows && row >= kTileRows) break;
+    if (Shape::kRows < Shape::kSoftmaxRows && row >= Shape::kRows) break;
     float sum = softmax.sum[pass];
 #pragma unroll
     for (int distance = 1; distance < Shape::kSoftmaxLanes; distance *= 2) {
@@ -325,12 +304,13 @@ __device__ __forceinline__ void wait_for_block(int stages) {
   }
 }
 
-template <class Element, int kTileRows, int kTokens>
-__global__ void __launch_bounds__(DecodeShape<kTileRows, kTokens>::kThreads, 1)
-    decode_kernel(const __grid_constant__ DecodeParams p, int stages) {
-  using Shape = DecodeShape<kTileRows, kTokens>;
+template <class Element, class Shape>
+__global__ void __launch_bounds__(Shape::kThreads, 1) decode_kernel(const __grid_constant__ DecodeParams p, int stages) {
+  constexpr int kTokens = Shape::kTokens;
   extern __shared__ __align__(1024) unsigned char shared_base[];
-  const SharedMemory<Shape> shared(shared_base, stages);
+  auto& shared = *reinterpret_cast<SharedMemory<Shape>*>(shared_base);
+  const uint32_t ring = ptx::shared_address(shared_base + sizeof(shared));  // of blocks
+  const uint32_t weights = ptx::shared_address(shared.weights);
   ptx::launch_dependents();
 
   const int thread = threadIdx.x;
@@ -338,8 +318,6 @@ __global__ void __launch_bounds__(DecodeShape<kTileRows, kTokens>::kThreads, 1)
   const int warp = __shfl_sync(0xFFFFFFFF, thread / 32, 0);
   const int quarter = warp % Shape::kQuarters, group = warp / Shape::kQuarters;
   const int row_group = group % Shape::kRowGroups, token_group = group / Shape::kRowGroups;
-  const uint32_t blocks_address = ptx::shared_address(shared.blocks);
-  const uint32_t weights_address = ptx::shared_address(shared.weights);
   const float scale = p.scale * kLog2E;
 
   const int32_t layer_index = p.layer == nullptr ? 0 : *p.layer;
@@ -350,18 +328,16 @@ __global__ void __launch_bounds__(DecodeShape<kTileRows, kTokens>::kThreads, 1)
   for (int32_t item = max_of(p.plan.part_offsets[blockIdx.x], 0); item < last_item; ++item) {
     Tile tile;
     if (!find_tile(p, item, tile)) continue;
-    const int32_t blocks = tile.kv_end <= tile.kv_begin ? 0 : ceil_div(tile.kv_end - tile.kv_begin, kTokens);
+    int32_t remaining = tile.kv_end - tile.kv_begin;  // keys; none if not positive
 
     // Slots of the first blocks. The ring of slots turns with the ring of blocks.
     if (thread < stages * kTokens) {
-      shared.slots[thread] = look_up(p, tile, int64_t{tile.kv_begin} + thread).slot(p);
+      shared.slots[thread / kTokens][thread % kTokens] = look_up(p, tile, int64_t{tile.kv_begin} + thread).slot(p);
     }
+    if (thread < Shape::kRows) shared.visible_end[thread] = visible_end(p, tile, thread);
     __syncthreads();
-    for (int stage = 0; stage < stages - 1; ++stage) {
-      if (stage < blocks) {
-        load_block<Element, Shape, kTokens>(layer, blocks_address + stage * Shape::kBlockBytes,
-                                            shared.slots + stage * kTokens);
-      }
+    for (int i = 0; i < stages - 1; ++i) {
+      if (remaining > i * kTokens) load_block<Element, Shape>(layer, ring + i * Shape::kBlockBytes, shared.slots[i]);
       ptx::cp_async_commit();
     }
 
@@ -372,37 +348,34 @@ __global__ void __launch_bounds__(DecodeShape<kTileRows, kTokens>::kThreads, 1)
     for (int pass = 0; pass < Shape::kSoftmaxPasses; ++pass) {
       softmax.reference[pass] = -INFINITY;
       softmax.sum[pass] = 0;
-      softmax.visible_end[pass] =
-          visible_end(p, tile, pass * Shape::kSoftmaxRows + thread / Shape::kSoftmaxLanes);
     }
     Output<Shape> out = {};
 
     int stage = 0;
-    int32_t first_token = tile.kv_begin;
-    for (int32_t block = 0; block < blocks; ++block, first_token += kTokens) {
+    for (; remaining > 0; remaining -= kTokens) {
       wait_for_block(stages);
       __syncthreads();  // the block is here for everyone, and everyone has done with the one before it
       const int free_stage = stage == 0 ? stages - 1 : stage - 1;
-      if (block + stages - 1 < blocks) {
-        load_block<Element, Shape, kTokens>(layer, blocks_address + free_stage * Shape::kBlockBytes,
-                                            shared.slots + free_stage * kTokens);
+      if (remaining > (stages - 1) * kTokens) {
+        load_block<Element, Shape>(layer, ring + free_stage * Shape::kBlockBytes, shared.slots[free_stage]);
       }
       ptx::cp_async_commit();  // an empty group counts too
       SlotLookup later{-1, 0};
+      const int32_t first_token = tile.kv_end - remaining;
       if (thread < kTokens) later = look_up(p, tile, int64_t{first_token} + stages * kTokens + thread);
 
-      const uint32_t block_address = blocks_address + stage * Shape::kBlockBytes;
-      int32_t* slots = shared.slots + stage * kTokens;
-      score_block<Element, Shape, kTileRows>(queries, block_address, shared.scores, row_group, token_group, quarter);
+      const uint32_t block = ring + stage * Shape::kBlockBytes;
+      score_block<Element, Shape>(queries, block, shared, row_group, token_group, quarter);
+      const int32_t later_slot = later.slot(p);
       __syncthreads();
-      const bool rescaled = weigh_block<Element, Shape, kTileRows, kTokens>(
-          shared, slots, first_token, scale, softmax);
+      const bool rescaled = weigh_block<Element, Shape>(shared, shared.slots[stage], first_token, scale, softmax);
       if (__syncthreads_or(rescaled)) rescale_output<Shape>(shared.rescale, out);
-      if (thread < kTokens) slots[thread] = later.slot(p);
-      accumulate_block<Element, Shape, kTokens>(weights_address, block_address, out);
+      if (thread < kTokens) shared.slots[stage][thread] = later_slot;
+      accumulate_block<Element, Shape>(weights, block, out);
       stage = stage + 1 == stages ? 0 : stage + 1;
     }
-    store_tile<Element, Shape, kTileRows>(p, tile, shared, softmax, out);
+    // Found again, since the loop has no registers for what only the end needs.
+    if (find_tile(p, item, tile)) store_tile<Element, Shape>(p, tile, shared, softmax, out);
   }
 }
 

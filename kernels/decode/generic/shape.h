@@ -2,34 +2,37 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 #include "kernels/params.h"
 
 namespace mla {
 
-// kTileRows (query, head) rows against blocks of kTokens cached tokens.
+// kTileRows (query, head) rows against blocks of kBlock cached tokens.
 //
 // Scores: a warp multiplies kRowFragments x 16 rows with kTokenPairs x 16 tokens over a quarter of the 576 columns, so
 // that its share of the queries stays in registers; the quarters are added up in shared memory.
 // Output: a warp owns 64 of the 512 columns, for all rows.
-template <int kTileRows, int kTokens>
+template <int kTileRows, int kBlock>
 struct DecodeShape {
+  static constexpr int kRows = kTileRows;
+  static constexpr int kTokens = kBlock;
   static constexpr int kWarps = 8;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kQuarters = 4;
-  static constexpr int kRowGroups = kTileRows == 64 ? 2 : 1;
+  static constexpr int kRowGroups = kRows == 64 ? 2 : 1;
   static constexpr int kTokenGroups = kWarps / kQuarters / kRowGroups;
-  static constexpr int kRowFragments = kTileRows / 16 / kRowGroups;
+  static constexpr int kRowFragments = kRows / 16 / kRowGroups;
   static constexpr int kTokenPairs = kTokens / 16 / kTokenGroups;
   static constexpr int kSteps = kWidth / 16 / kQuarters;  // of 16 columns
 
-  static constexpr int kOutRowFragments = kTileRows / 16;
+  static constexpr int kOutRowFragments = kRows / 16;
   static constexpr int kOutColumns = kLatent / kWarps;
   static constexpr int kOutPairs = kOutColumns / 16;
 
   static constexpr int kSoftmaxLanes = 8;  // a row, in one warp
   static constexpr int kSoftmaxRows = kThreads / kSoftmaxLanes;
-  static constexpr int kSoftmaxPasses = (kTileRows + kSoftmaxRows - 1) / kSoftmaxRows;
+  static constexpr int kSoftmaxPasses = (kRows + kSoftmaxRows - 1) / kSoftmaxRows;
   static constexpr int kSoftmaxVectors = (kTokens + 31) / 32;  // of 4 tokens, a lane
 
   // A token is 72 chunks of 16 bytes; chunk c of token n lies at c ^ (n % 8), so that ldmatrix, which reads one chunk
@@ -41,20 +44,27 @@ struct DecodeShape {
   static constexpr int kScoreStride = kTokens + 8;
   static constexpr int kWeightStride = kTokens + 8;
 
-  static constexpr size_t kScoreBytes = size_t{kQuarters} * kTileRows * kScoreStride * sizeof(float);
-  static constexpr size_t kWeightBytes = size_t{kTileRows} * kWeightStride * 2;
-  static constexpr size_t kRowBytes = size_t{kTileRows} * sizeof(float);
-
-  // blocks [stages], scores [4, rows, tokens + 8], weights [rows, tokens + 8], rescale [rows], inverse [rows],
-  // slots [stages, tokens]
-  static constexpr size_t shared_bytes(int stages) {
-    return stages * (kBlockBytes + kTokens * sizeof(int32_t)) + kScoreBytes + kWeightBytes + 2 * kRowBytes;
-  }
-
   static_assert(kRowFragments >= 1 && kTokenPairs >= 1, "every warp has a share of the scores");
   static_assert(kTokens <= kBlockTokens, "a plan cuts at multiples of kBlockTokens");
 };
 
 constexpr int kMaxStages = 4;
+
+// A CTA's shared memory, in front of a ring of blocks whose length is known at launch: so everything here has a
+// constant address.
+template <class Shape>
+struct alignas(128) SharedMemory {
+  float scores[Shape::kQuarters][Shape::kRows][Shape::kScoreStride];
+  uint16_t weights[Shape::kRows][Shape::kWeightStride];  // bits of the element type
+  int32_t visible_end[Shape::kRows];  // first key that a row does not see
+  float rescale[Shape::kRows];
+  float inverse[Shape::kRows];  // of the sum of the weights
+  alignas(16) int32_t slots[kMaxStages][Shape::kTokens];
+};
+
+template <class Shape>
+constexpr size_t shared_bytes(int stages) {
+  return sizeof(SharedMemory<Shape>) + static_cast<size_t>(stages) * Shape::kBlockBytes;
+}
 
 }  // namespace mla

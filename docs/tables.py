@@ -1,0 +1,99 @@
+"""Writes README.md's generated tables: what is supported where, and the CPU figures.
+
+    python docs/tables.py
+
+The first comes from the capability tables of the modules that are built here. Lines that this machine cannot know (of
+a module that is not built, of a CPU variant that does not run here, of another architecture) stay as they are.
+The second comes from the last run in benchmarks/results/cpu.jsonl.
+"""
+
+import json
+import platform
+from pathlib import Path
+
+from jax_mla import _ffi
+from jax_mla.dispatch import capabilities
+from jax_mla.info import HEADER, Support, support
+
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+CPU_RESULTS = ROOT / "benchmarks" / "results" / "cpu.jsonl"
+
+
+def refresh(readme: str) -> str:
+    """README.md's text with both tables made anew."""
+    readme = _replace(readme, "support", lambda old: _markdown(HEADER, _merge(_parse(old))))
+    if CPU_RESULTS.exists():
+        readme = _replace(readme, "cpu", lambda _: _cpu_table(CPU_RESULTS.read_text()))
+    return readme
+
+
+def _replace(text: str, name: str, make) -> str:
+    start, end = f"<!-- {name}: by docs/tables.py -->\n", f"<!-- end of {name} -->"
+    before, rest = text.split(start)
+    old, after = rest.split(end)
+    return before + start + make(old) + end + after
+
+
+def _markdown(header: tuple[str, ...], lines: list) -> str:
+    rows = [header, ["---"] * len(header), *lines]
+    return "".join("| " + " | ".join(map(str, row)) + " |\n" for row in rows)
+
+
+def _parse(table: str) -> list[Support]:
+    lines = [line for line in table.splitlines() if line.startswith("|")][2:]
+    return [Support(*(cell.strip() for cell in line.strip("|").split("|"))) for line in lines]
+
+
+def _merge(old: list[Support]) -> list[Support]:
+    """The lines of the modules built here, and the old ones that this machine cannot speak for."""
+    here = support(capabilities())
+    runs_here = {line.implementation for line in here}
+
+    def is_kept(line: Support) -> bool:
+        name, variant = line.implementation.split(":")
+        if name not in _ffi.MODULES:
+            return True
+        if name != "cpu":
+            return False
+        known = variant in _ffi.MODULES[name].variants()
+        return known and (line.implementation not in runs_here or line.architecture != platform.machine())
+
+    operations = list(dict.fromkeys(line.operation for line in [*here, *old]))
+    order = [f"{name}:{variant}" for name, module in _ffi.MODULES.items() for variant in module.variants()]
+    order = list(dict.fromkeys([*order, *(line.implementation for line in old)]))
+    platforms = list(_ffi.PLATFORMS)
+
+    def rank(line: Support) -> tuple[int, int, int, bool]:
+        name = platforms.index(line.implementation.split(":")[0])
+        elsewhere = line.architecture == "aarch64"
+        return operations.index(line.operation), name, order.index(line.implementation), elsewhere
+
+    return sorted([*here, *(line for line in old if is_kept(line))], key=rank)
+
+
+def _cpu_table(results: str) -> str:
+    rows = [json.loads(line) for line in results.splitlines()]
+    rows = [row for row in rows if row["run"] == rows[-1]["run"]]
+    first = rows[0]
+    versions = ", ".join(f"{name} {first['versions'][name]}" for name in ("jax", "jaxlib"))
+    header = ("sequences x tokens, heads", "implementation", "ms", "GB/s of cache", "GFLOP/s", "error", "times XLA")
+    lines = []
+    for row in rows:
+        batch, tokens, heads, _ = row["cell"]
+        lines.append(
+            (
+                f"{batch} x {tokens}, {heads}",
+                row["implementation"],
+                f"{row['us'] / 1000:.2f}",
+                f"{row['TBps'] * 1000:.2f}",
+                f"{row['TFLOPs'] * 1000:.0f}",
+                f"{row['error']:.1e}",
+                f"{row['ratio']:.1f}",
+            )
+        )
+    return f"{first['device']}; {versions}; {first['date'][:10]}.\n\n" + _markdown(header, lines)
+
+
+if __name__ == "__main__":
+    README.write_text(refresh(README.read_text()))

@@ -1,0 +1,53 @@
+// Launches the generic decode kernel for one element type: one source file each, so that they compile side by side.
+#pragma once
+
+#include "kernels/cuda/launch.h"
+#include "kernels/decode/generic/instance.h"
+#include "kernels/decode/generic/kernel.cuh"
+
+namespace mla {
+
+// The most stages that fit, or 0.
+template <class Shape>
+int fitting_stages(int32_t shared_limit) {
+  int stages = kMaxStages;
+  while (stages > 0 && shared_bytes<Shape>(stages) > static_cast<size_t>(shared_limit)) --stages;
+  return stages;
+}
+
+template <class Element, int kTileRows, int kTokens>
+Error launch_shape(const DecodeParams& params, const Device& device, int stages) {
+  using Shape = DecodeShape<kTileRows, kTokens>;
+  static_assert(kMaxStages * kTokens <= Shape::kThreads, "a thread looks up one slot");
+  LaunchShape shape;
+  shape.grid = dim3(params.plan.parts);
+  shape.block = dim3(Shape::kThreads);
+  shape.shared_bytes = shared_bytes<Shape>(stages);
+  return launch("mla_decode's generic kernel", decode_kernel<Element, Shape>, shape, device, params, stages);
+}
+
+// Blocks of kLarge tokens where at least two fit in shared memory (a data-centre GPU), else of kSmall.
+template <class Element, int kTileRows, int kLarge, int kSmall>
+Error launch_rows(const DecodeParams& params, const Device& device, int32_t shared_limit) {
+  const int large = fitting_stages<DecodeShape<kTileRows, kLarge>>(shared_limit);
+  if (large >= 2) return launch_shape<Element, kTileRows, kLarge>(params, device, large);
+  const int small = fitting_stages<DecodeShape<kTileRows, kSmall>>(shared_limit);
+  if (small >= 2) return launch_shape<Element, kTileRows, kSmall>(params, device, small);
+  return "jax_mla: mla_decode's generic kernel needs " +
+         std::to_string(shared_bytes<DecodeShape<kTileRows, kSmall>>(2)) + " bytes of shared memory a block, device " +
+         std::to_string(device.ordinal) + " has " + std::to_string(shared_limit);
+}
+
+template <class Element>
+Error launch_generic(const DecodeParams& params, const Device& device, int32_t shared_limit) {
+  switch (params.plan.tile_rows) {
+    case 16: return launch_rows<Element, 16, 64, 32>(params, device, shared_limit);
+    case 32: return launch_rows<Element, 32, 64, 32>(params, device, shared_limit);
+    case 64: return launch_rows<Element, 64, 32, 16>(params, device, shared_limit);
+    default:
+      return "jax_mla: mla_decode's generic kernel takes plans with 16, 32 or 64 rows a tile, this one has " +
+             std::to_string(params.plan.tile_rows);
+  }
+}
+
+}  // namespace mla

@@ -1,0 +1,11 @@
+#pragma once
+
+#include "kernels/entry.h"
+
+namespace mla {
+
+// `shared_limit`: bytes of shared memory that a block may have on this device.
+Error decode_generic_bf16(const DecodeParams& params, const Device& device, int32_t shared_limit);
+Error decode_generic_f16(const DecodeParams& params, const Device& device, int32_t shared_limit);
+
+}  // namespace mla

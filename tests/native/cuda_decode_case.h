@@ -1,0 +1,247 @@
+// A whole decode call from a few numbers: random queries and cache, scattered pages, NaN in everything unused, poisoned
+// results with guards behind them.
+#pragma once
+
+#include <algorithm>
+#include <numeric>
+
+#include "kernels/capability.h"
+#include "kernels/decode/plan_rule.h"
+#include "tests/native/cuda_oracle.h"
+
+namespace mla::test {
+
+struct DecodeShapes {
+  int32_t heads = 16;
+  int32_t max_q_len = 1;
+  int32_t page_size = 64;
+  std::vector<int32_t> kv_lens = {200, 0, 77};
+  std::vector<int32_t> q_lens;      // empty: max_q_len each
+  int32_t unowned_tokens = 0;       // behind the last request's
+  int32_t max_pages = 0;            // 0: what the longest request needs, and one more
+  bool causal = true;
+  bool pair = false;                // latent and rope queries apart
+  bool bad_pages = false;           // some entries of the page table lead nowhere
+  bool batch_invariant = false;
+  int32_t layers = 1;
+  int32_t layer = 0;
+  int32_t skipped_pages = 0;        // unused ones in front of the used
+  int32_t tile_rows = 0;            // 0: the rule of the wrapper
+  uint64_t seed = 1;
+
+  std::string text() const {
+    std::string s = "heads " + std::to_string(heads) + ", q " + std::to_string(max_q_len) + ", page " +
+                    std::to_string(page_size) + (causal ? ", causal" : ", full") + (pair ? ", pair" : "") +
+                    (batch_invariant ? ", batch invariant" : "") + ", layer " + std::to_string(layer) + "/" +
+                    std::to_string(layers) + ", kv";
+    for (size_t b = 0; b < kv_lens.size() && b < 8; ++b) s += " " + std::to_string(kv_lens[b]);
+    if (!q_lens.empty()) s += ", ragged q";
+    for (size_t b = 0; b < q_lens.size() && b < 8; ++b) s += " " + std::to_string(q_lens[b]);
+    return s + ", seed " + std::to_string(seed);
+  }
+};
+
+// The smallest tile that takes all rows of a request, else the largest.
+inline int32_t choose_tile_rows(int64_t rows) {
+  for (int32_t candidate : {16, 32, 64}) {
+    if (rows <= candidate) return candidate;
+  }
+  return 64;
+}
+
+inline int32_t device_parts() {
+  static const int32_t kParts = [] {
+    int32_t count = 0;
+    check(device_attribute(&count, cudaDevAttrMultiProcessorCount, device()));
+    return count * parts_per_unit();
+  }();
+  return kParts;
+}
+
+// The device arrays of a plan.
+struct PlanArrays {
+  Array<WorkItem> items;
+  Array<int32_t> part_offsets;
+  Array<TileSplits> tile_splits;
+  DecodePlan plan{};
+
+  PlanArrays() = default;
+  PlanArrays(int64_t batch, int32_t row_tiles, int32_t tile_rows, int32_t parts, bool batch_invariant)
+      : items(max_items(batch * row_tiles, parts, batch_invariant)),
+        part_offsets(parts + 1),
+        tile_splits(batch * row_tiles) {
+    plan = {items.data(), part_offsets.data(), tile_splits.data(), parts, static_cast<int32_t>(items.size()),
+            static_cast<int32_t>(max_partials(batch * row_tiles, parts, batch_invariant)), row_tiles, tile_rows};
+  }
+};
+
+template <class Element>
+__global__ void write_tokens_kernel(Element* layer, const int32_t* slots, int64_t tokens, uint64_t seed) {
+  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (i >= tokens * kWidth) return;
+  const int32_t slot = slots[i / kWidth];
+  if (slot >= 0) layer[int64_t{slot} * kWidth + i % kWidth] = from_float<Element>(noise(seed, i));
+}
+
+template <class Element>
+class DecodeCase {
+ public:
+  static constexpr int64_t kGuardRows = 64;
+
+  explicit DecodeCase(const DecodeShapes& shapes) : shapes_(shapes), random_(static_cast<uint32_t>(shapes.seed)) {
+    const auto batch = static_cast<int32_t>(shapes.kv_lens.size());
+    std::vector<int32_t> cu_q_lens(batch + 1, 0);
+    for (int32_t b = 0; b < batch; ++b) {
+      cu_q_lens[b + 1] = cu_q_lens[b] + (shapes.q_lens.empty() ? shapes.max_q_len : shapes.q_lens[b]);
+    }
+    const int32_t tokens = cu_q_lens[batch] + shapes.unowned_tokens;
+    make_cache(batch);
+    make_queries(tokens);
+    kv_lens_ = Array<int32_t>(shapes.kv_lens);
+    cu_q_lens_ = Array<int32_t>(cu_q_lens);
+    layer_ = Array<int32_t>(std::vector<int32_t>{shapes.layer});
+    rows_ = int64_t{tokens} * shapes.heads;
+    out_ = Array<Element>((rows_ + kGuardRows) * kLatent);
+    lse_ = Array<float>(rows_ + kGuardRows);
+
+    const int64_t request_rows = int64_t{shapes.max_q_len} * shapes.heads;
+    const int32_t tile_rows = shapes.tile_rows ? shapes.tile_rows : choose_tile_rows(request_rows);
+    const auto row_tiles = static_cast<int32_t>((request_rows + tile_rows - 1) / tile_rows);
+    plan_ = PlanArrays(batch, row_tiles, tile_rows, device_parts(), shapes.batch_invariant);
+    partial_out_ = Array<float>(int64_t{plan_.plan.max_partials} * tile_rows * kLatent);
+    partial_lse_ = Array<float>(int64_t{plan_.plan.max_partials} * tile_rows);
+
+    p_.cache = cache_.data();
+    p_.layer = shapes.layers > 1 || shapes.layer != 0 ? layer_.data() : nullptr;
+    p_.page_table = page_table_.data();
+    p_.kv_lens = kv_lens_.data();
+    p_.cu_q_lens = shapes.q_lens.empty() ? nullptr : cu_q_lens_.data();
+    p_.plan = plan_.plan;
+    p_.out = out_.data();
+    p_.lse = lse_.data();
+    p_.partial_out = partial_out_.data();
+    p_.partial_lse = partial_lse_.data();
+    p_.layers = shapes.layers;
+    p_.page_size = shapes.page_size;
+    p_.batch = batch;
+    p_.tokens = tokens;
+    p_.heads = shapes.heads;
+    p_.max_q_len = shapes.max_q_len;
+    p_.scale = 0.072168784f;  // 192 ** -0.5
+    p_.causal = shapes.causal;
+    p_.q_dtype = p_.cache_dtype = p_.out_dtype = dtype_of<Element>();
+  }
+
+  PlanDecodeParams plan_params() const {
+    PlanDecodeParams params{};
+    params.kv_lens = p_.kv_lens;
+    params.cu_q_lens = p_.cu_q_lens;
+    params.plan = p_.plan;
+    params.batch = p_.batch;
+    params.heads = p_.heads;
+    params.max_q_len = p_.max_q_len;
+    params.overhead_blocks = 5;
+    params.min_part_blocks = 1;
+    params.batch_invariant = shapes_.batch_invariant;
+    return params;
+  }
+
+  void make_plan() { check(plan_decode(plan_params(), device())); }
+
+  void poison() {
+    out_.poison();
+    lse_.poison();
+    partial_out_.poison();
+    partial_lse_.poison();
+  }
+
+  void run() {
+    poison();
+    make_plan();
+    check(decode(p_, device()));
+  }
+
+  // Fails where the results are wrong or something behind them was written.
+  Errors verify() {
+    const Errors errors = compare_with_oracle<Element>(p_);
+    require(errors.out <= tolerance<Element>() && errors.lse <= 1e-3,
+            shapes_.text() + ": row " + std::to_string(errors.worst_row) + ", error of out " +
+                std::to_string(errors.out) + ", of lse " + std::to_string(errors.lse));
+    std::vector<uint8_t> guard(kGuardRows * kLatent * sizeof(Element));
+    check(cudaMemcpy(guard.data(), out_.data() + rows_ * kLatent, guard.size(), cudaMemcpyDeviceToHost));
+    for (uint8_t byte : guard) require(byte == 0xFF, shapes_.text() + ": out was written past its end");
+    std::vector<uint8_t> lse_guard(kGuardRows * sizeof(float));
+    check(cudaMemcpy(lse_guard.data(), lse_.data() + rows_, lse_guard.size(), cudaMemcpyDeviceToHost));
+    for (uint8_t byte : lse_guard) require(byte == 0xFF, shapes_.text() + ": lse was written past its end");
+    return errors;
+  }
+
+  DecodeParams& params() { return p_; }
+  PlanArrays& plan() { return plan_; }
+  Random& random() { return random_; }
+  std::vector<Element> out() const { return out_.download(); }
+  std::vector<float> lse() const { return lse_.download(); }
+  Array<int32_t>& kv_lens() { return kv_lens_; }
+
+ private:
+  void make_cache(int32_t batch) {
+    const int32_t page = shapes_.page_size;
+    int32_t longest = 0;
+    for (int32_t kv_len : shapes_.kv_lens) longest = std::max(longest, kv_len);
+    const int32_t max_pages = shapes_.max_pages ? shapes_.max_pages : longest / page + 1;
+    const int64_t pages = shapes_.skipped_pages + int64_t{batch} * max_pages + 3;
+    std::vector<int32_t> order(pages - shapes_.skipped_pages);
+    std::iota(order.begin(), order.end(), shapes_.skipped_pages);
+    std::shuffle(order.begin(), order.end(), random_);
+
+    // Table entries past a request's end hold anything; the pages' unused tokens stay NaN.
+    const int32_t garbage[] = {-1, static_cast<int32_t>(pages), 0x7FFFFFFF, -0x7FFFFFFF, 0};
+    std::vector<int32_t> table(int64_t{batch} * max_pages), slots;
+    for (int32_t b = 0; b < batch; ++b) {
+      for (int32_t i = 0; i < max_pages; ++i) {
+        int32_t& entry = table[int64_t{b} * max_pages + i];
+        entry = order[int64_t{b} * max_pages + i];
+        const int64_t used = std::min<int64_t>(std::max(shapes_.kv_lens[b], 0) - int64_t{i} * page, page);
+        if (used <= 0 || (shapes_.bad_pages && pick(random_, 0, 2) == 0)) {
+          entry = garbage[pick(random_, 0, used <= 0 ? 4 : 3)];
+          continue;
+        }
+        for (int32_t t = 0; t < used; ++t) slots.push_back(entry * page + t);
+      }
+    }
+    page_table_ = Array<int32_t>(table);
+    const int64_t layer_elements = pages * page * kWidth;
+    cache_ = Array<Element>(layer_elements * shapes_.layers);
+    const Array<int32_t> device_slots(slots);
+    const bool known = shapes_.layer >= 0 && shapes_.layer < shapes_.layers;
+    const auto count = static_cast<int64_t>(slots.size());
+    if (known && count > 0) {
+      check(launch("the cache's tokens", write_tokens_kernel<Element>, grid_of(count * kWidth), device(),
+                   cache_.data() + layer_elements * shapes_.layer, device_slots.data(), count, shapes_.seed));
+      synchronize();
+    }
+    p_.pages = pages;
+    p_.max_pages = max_pages;
+  }
+
+  void make_queries(int32_t tokens) {
+    const int64_t rows = int64_t{tokens} * shapes_.heads;
+    q_ = Array<Element>(rows * kWidth);
+    fill(q_.data(), rows * kWidth, shapes_.seed + 1000);
+    p_.q_latent = q_.data();
+    p_.q_latent_stride = shapes_.pair ? kLatent : kWidth;
+    p_.q_rope = q_.data() + (shapes_.pair ? rows * kLatent : kLatent);
+    p_.q_rope_stride = shapes_.pair ? kRope : kWidth;
+  }
+
+  DecodeShapes shapes_;
+  Random random_;
+  int64_t rows_ = 0;
+  Array<Element> q_, cache_, out_;
+  Array<int32_t> page_table_, kv_lens_, cu_q_lens_, layer_;
+  Array<float> lse_, partial_out_, partial_lse_;
+  PlanArrays plan_;
+  DecodeParams p_{};
+};
+
+}  // namespace mla::test

@@ -1,0 +1,159 @@
+// What the CUDA driver is made of: checked calls, device arrays, fills and comparisons on the device.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "kernels/cuda/element.cuh"
+#include "kernels/cuda/launch.h"
+#include "kernels/entry.h"
+
+namespace mla::test {
+
+inline void require(bool condition, const std::string& text) {
+  if (condition) return;
+  std::fprintf(stderr, "FAILED: %s\n", text.c_str());
+  std::exit(1);
+}
+
+inline void check(cudaError_t status) { require(status == cudaSuccess, std::string("CUDA: ") + cudaGetErrorString(status)); }
+
+inline void check(const Error& error) { require(error.empty(), error); }
+
+inline const Device& device() {
+  static const Device kDevice = [] {
+    cudaStream_t stream;
+    check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    return Device{stream, 0};
+  }();
+  return kDevice;
+}
+
+inline void synchronize() { check(cudaStreamSynchronize(stream_of(device()))); }
+
+// Device memory; new arrays hold bytes of 0xFF, which is NaN in every floating dtype and -1 as an integer.
+template <class T>
+class Array {
+ public:
+  Array() = default;
+  explicit Array(size_t count) : count_(count) {
+    check(cudaMalloc(reinterpret_cast<void**>(&data_), count * sizeof(T) + 16));  // never a null pointer
+    poison();
+  }
+  explicit Array(const std::vector<T>& values) : Array(values.size()) { upload(values); }
+  Array(Array&& other) noexcept { *this = std::move(other); }
+  Array& operator=(Array&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(count_, other.count_);
+    return *this;
+  }
+  ~Array() { cudaFree(data_); }
+
+  T* data() const { return data_; }
+  size_t size() const { return count_; }
+
+  void poison() { check(cudaMemsetAsync(data_, 0xFF, count_ * sizeof(T), stream_of(device()))); }
+
+  void upload(const std::vector<T>& values) {
+    check(cudaMemcpyAsync(data_, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice, stream_of(device())));
+    synchronize();
+  }
+
+  std::vector<T> download() const {
+    std::vector<T> values(count_);
+    check(cudaMemcpyAsync(values.data(), data_, count_ * sizeof(T), cudaMemcpyDeviceToHost, stream_of(device())));
+    synchronize();
+    return values;
+  }
+
+ private:
+  T* data_ = nullptr;
+  size_t count_ = 0;
+};
+
+inline LaunchShape grid_of(int64_t threads, size_t shared_bytes = 0) {
+  LaunchShape shape;
+  shape.grid = dim3(static_cast<unsigned>((threads + 255) / 256));
+  shape.block = dim3(256);
+  shape.shared_bytes = shared_bytes;
+  return shape;
+}
+
+// --- Random numbers that depend on the position alone.
+
+__host__ __device__ inline uint32_t mix(uint64_t x) {  // splitmix64's finaliser
+  x += 0x9E3779B97F4A7C15ull;
+  x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9ull;
+  x = (x ^ x >> 27) * 0x94D049BB133111EBull;
+  return static_cast<uint32_t>((x ^ x >> 31) >> 32);
+}
+
+// About normal, of mean 0 and variance 1: the sum of four uniform numbers.
+__host__ __device__ inline float noise(uint64_t seed, uint64_t i) {
+  float sum = 0;
+  for (int k = 0; k < 4; ++k) sum += static_cast<float>(mix(seed * 0x100000001B3ull + i * 4 + k) >> 8) * 0x1p-24f;
+  return (sum - 2.0f) * 1.7320508f;
+}
+
+template <class Element>
+__global__ void fill_kernel(Element* values, int64_t count, uint64_t seed) {
+  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (i < count) values[i] = from_float<Element>(noise(seed, i));
+}
+
+template <class Element>
+void fill(Element* values, int64_t count, uint64_t seed) {
+  if (count > 0) check(launch("fill", fill_kernel<Element>, grid_of(count), device(), values, count, seed));
+}
+
+// --- Bits.
+
+template <class T>
+bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
+}
+
+template <class Element>
+Element host_element(float x);
+template <>
+inline float host_element<float>(float x) {
+  return x;
+}
+template <>
+inline __nv_bfloat16 host_element<__nv_bfloat16>(float x) {
+  return __float2bfloat16_rn(x);
+}
+template <>
+inline __half host_element<__half>(float x) {
+  return __float2half_rn(x);
+}
+
+inline float host_float(float x) { return x; }
+inline float host_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+inline float host_float(__half x) { return __half2float(x); }
+
+template <class Element>
+constexpr DType dtype_of() {
+  if constexpr (std::is_same_v<Element, float>) return DType::kF32;
+  else if constexpr (std::is_same_v<Element, __half>) return DType::kF16;
+  else return DType::kBF16;
+}
+
+template <class Element>
+constexpr double tolerance() {
+  return std::is_same_v<Element, __half> ? 2e-3 : std::is_same_v<Element, float> ? 1e-5 : 1e-2;
+}
+
+using Random = std::mt19937;
+
+inline int32_t pick(Random& random, int64_t low, int64_t high) {  // both included
+  return static_cast<int32_t>(std::uniform_int_distribution<int64_t>(low, high)(random));
+}
+
+}  // namespace mla::test

@@ -1,0 +1,306 @@
+"""mla_decode, on every implementation, against the float64 oracle."""
+
+import dataclasses
+import mmap
+from functools import partial
+
+import cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+
+import jax_mla
+from jax_mla import mla_decode, plan_decode
+
+OPERATION = "mla_decode"
+BY_NAME = {case.name: case for case in cases.DECODE_CASES}
+
+
+def compiled(implementation, **static):
+    """mla_decode under jit, one compiled program for each shape."""
+    return jax.jit(partial(mla_decode, implementation=implementation, **static))
+
+
+def decode(inputs, implementation, **static):
+    return compiled(implementation, **inputs.static, **static)(*inputs.args, **inputs.arrays)
+
+
+def served(implementation, case):
+    """Whether this implementation has a kernel for the case's dtypes."""
+    if implementation == "xla":
+        return True
+    choice = jax_mla.explain(
+        OPERATION,
+        num_heads=case.heads,
+        q_dtype=case.q_dtype,
+        cache_dtype=case.cache_dtype,
+        implementation=implementation,
+        target=implementation.partition(":")[0],
+    )
+    return choice.row is not None
+
+
+def assert_same_bits(a, b):
+    for x, y in zip(a, b, strict=True):
+        x, y = np.asarray(x), np.asarray(y)
+        np.testing.assert_array_equal(x.view(np.uint8), y.view(np.uint8))
+
+
+@pytest.mark.parametrize("case", cases.DECODE_CASES, ids=lambda case: case.name)
+def test_against_the_oracle(case, implementation):
+    """Each row of the table: head counts, page sizes, dtypes, ragged and uniform queries, stacked caches.
+
+    Of the field's failures: page size 4, 13 tokens, NaN in the three unused slots; a row with kv_len 0 in a padded
+    batch; speculative decoding with a different number of accepted tokens in each request; 96, 12, 24, 17, 31, 6 and 1
+    heads; 1, 2 and 3 cached tokens with an fp8 cache; ragged queries whose last tile is short.
+    """
+    inputs = cases.make(case)
+    if not served(implementation, case):
+        with pytest.raises(NotImplementedError, match="cannot serve this call of mla_decode"):
+            decode(inputs, implementation)
+        return
+    out, lse = decode(inputs, implementation)
+    assert out.dtype == ("bfloat16" if "float8" in case.q_dtype else case.q_dtype) and lse.dtype == "float32"
+    truth = oracle.decode(*inputs.args, **inputs.arrays, **inputs.static)
+    oracle.assert_attention((out, lse), truth, case.tolerance)
+
+
+HEAD_COUNTS = (*range(1, 129), 144, 160)
+
+
+def test_every_head_count(implementation):
+    """Head counts 1 to 128 and multiples of 16 beyond: exact for every count, in one small shape."""
+    counts = HEAD_COUNTS if implementation in ("cpu", "cuda") else HEAD_COUNTS[4::13]
+    most = cases.make(cases.DecodeCase("", (70, 3), heads=160, q_dtype="float32", cache_dtype="float32"))
+    want_out, want_lse = oracle.decode(*most.args, scale=cases.SCALE)
+    for heads in counts:
+        inputs = dataclasses.replace(most, q=np.ascontiguousarray(most.q[:, :, :heads]))
+        truth = want_out[:, :, :heads], want_lse[:, :, :heads]
+        oracle.assert_attention(decode(inputs, implementation), truth, cases.TOLERANCES["float32"])
+
+
+@pytest.mark.parametrize("cache_dtype", ["bfloat16", "float8_e4m3fn"])
+def test_scattered_pages_equal_contiguous_ones(cache_dtype, implementation):
+    """Scattered page ids: equal to the contiguous cache, bit for bit."""
+    case = cases.DecodeCase("", (500, 64, 129), cache_dtype=cache_dtype)
+    scattered = cases.make(case)
+    used = [-(-n // case.page_size) for n in case.kv_lens]
+    pages = np.concatenate([row[:n] for row, n in zip(scattered.page_table, used, strict=True)])
+    table, start = np.full_like(scattered.page_table, -1), 0
+    for row, n in zip(table, used, strict=True):
+        row[:n] = np.arange(start, start + n)
+        start += n
+    cache = cases.poisoned_cache(scattered.cache.shape[:2], cache_dtype)
+    cache[: len(pages)] = scattered.cache[pages]
+    contiguous = dataclasses.replace(scattered, cache=cache, page_table=table)
+    run = compiled(implementation, **scattered.static)
+    assert_same_bits(run(*scattered.args, **scattered.arrays), run(*contiguous.args, **contiguous.arrays))
+
+
+@pytest.mark.parametrize("name", ["kimi_k3_on_4", "ragged", "fp8_queries"])
+def test_pair_equals_combined_queries(name, implementation):
+    """Queries given as (latent, rope) give the bits of the combined array."""
+    inputs = cases.make(BY_NAME[name])
+    pair = np.ascontiguousarray(inputs.q[..., :512]), np.ascontiguousarray(inputs.q[..., 512:])
+    combined = decode(inputs, implementation)
+    assert_same_bits(combined, decode(dataclasses.replace(inputs, q=pair), implementation))
+
+
+def test_layer_of_a_stacked_cache(implementation):
+    """A traced or static layer; one out of range is an empty result, never clamped."""
+    inputs = cases.make(BY_NAME["stacked"])
+    run = compiled(implementation, **inputs.static)
+    for layer in range(4):
+        truth = oracle.decode(*inputs.args, **inputs.static, layer=layer)
+        got = run(*inputs.args, layer=np.int32(layer))
+        oracle.assert_attention(got, truth, 1e-2)
+        assert_same_bits(got, mla_decode(*inputs.args, layer=layer, implementation=implementation, **inputs.static))
+    for layer in (-1, 4, 2**31 - 1, -(2**31)):
+        out, lse = run(*inputs.args, layer=np.int32(layer))
+        np.testing.assert_array_equal(np.asarray(out, np.float32), 0)
+        np.testing.assert_array_equal(lse, -np.inf)
+
+
+def test_layer_scales(implementation):
+    """k_scale [layers] is read at the layer; a scalar holds for all; None is 1."""
+    inputs = cases.make(BY_NAME["fp8_stacked"])
+    for k_scale in (np.float32([0.5, 2.0, 3.0]), np.float32(0.25), None):
+        arrays = {"layer": np.int32(2), "k_scale": k_scale}
+        got = compiled(implementation, **inputs.static)(*inputs.args, **arrays)
+        oracle.assert_attention(got, oracle.decode(*inputs.args, **arrays, **inputs.static), 1e-2)
+
+
+def test_random_lengths(implementation):
+    """One compiled program over many lengths: none, negative, one, around the edges of blocks and pages, all."""
+    rng = np.random.default_rng(5)
+    full = cases.make(cases.DecodeCase("", (640,) * 5, padding_pages=0, heads=17))
+    run = compiled(implementation, **full.static)
+    edges = [0, -1, -(2**31), 1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 192, 255, 256, 257, 639, 640]
+    clean = full.cache.copy()
+    for _ in range(25):
+        lengths = rng.choice(edges, 5).astype(np.int32)
+        cache = clean.copy()
+        for row, n in zip(full.page_table, lengths, strict=True):  # what is past the length is NaN
+            flat = cache[row].reshape(-1, 576)
+            flat[max(n, 0) :] = np.nan
+            cache[row] = flat.reshape(-1, 64, 576)
+        args = full.q, cache, full.page_table, lengths
+        oracle.assert_attention(run(*args), oracle.decode(*args, **full.static), 1e-2)
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
+def test_random_ragged_queries(causal, implementation):
+    """One compiled program over many ways to share 20 query tokens, some of which no request owns (those are NaN)."""
+    rng = np.random.default_rng(6)
+    full = cases.make(
+        cases.DecodeCase("", (300, 64, 7, 500, 129), q_lens=(5, 4, 4, 4, 3), heads=12, padding_pages=0, causal=causal)
+    )
+    run = compiled(implementation, **full.static)
+    for trial in range(15):
+        counts = rng.integers(0, 6, 5)
+        counts[rng.integers(5)] = 0
+        while counts.sum() > 20:
+            counts[rng.integers(5)] = 0
+        first = int(rng.integers(0, 21 - counts.sum())) if trial % 3 == 0 else 0
+        cu_q_lens = (first + np.concatenate([[0], np.cumsum(counts)])).astype(np.int32)
+        q = full.q.copy()
+        q[:first] = q[cu_q_lens[-1] :] = np.nan
+        lengths = np.minimum(full.kv_lens, rng.integers(0, 501, 5)).astype(np.int32)
+        args = q, full.cache, full.page_table, lengths
+        truth = oracle.decode(*args, cu_q_lens=cu_q_lens, **full.static)
+        oracle.assert_attention(run(*args, cu_q_lens=cu_q_lens), truth, 1e-2)
+
+
+def test_tokens_that_cannot_be_read_are_masked(implementation):
+    """A page id out of range, and tokens past the page table, are left out; nothing is read there."""
+    rng = np.random.default_rng(7)
+    inputs = cases.make(cases.DecodeCase("", (640, 300, 64), padding_pages=0, heads=6, q_lens=2))
+    run = compiled(implementation, **inputs.static)
+    pages = len(inputs.cache)
+    wrong = [-1, pages, pages + 1, 2**31 - 1, -(2**31), 2**25]
+    for trial in range(8):
+        table = inputs.page_table.copy()
+        table[rng.random(table.shape) < 0.3] = wrong[trial % len(wrong)]
+        lengths = inputs.kv_lens.copy()
+        lengths[0] += [0, 1, 63, 64, 1000, 2**20, 2**30, 2**31 - 1 - 640][trial]
+        args = inputs.q, inputs.cache, table, lengths
+        oracle.assert_attention(run(*args), oracle.decode(*args, **inputs.static), 1e-2)
+
+
+def test_tables_that_point_nowhere(implementation):
+    """All ids out of range: every row is empty."""
+    inputs = cases.make(cases.DecodeCase("", (640, 300)))
+    table = np.full_like(inputs.page_table, len(inputs.cache))
+    out, lse = decode(dataclasses.replace(inputs, page_table=table), implementation)
+    np.testing.assert_array_equal(np.asarray(out, np.float32), 0)
+    np.testing.assert_array_equal(lse, -np.inf)
+
+
+def test_nan_of_one_request_stays_there(implementation):
+    """A request whose own cached tokens are NaN spoils no other."""
+    inputs = cases.make(cases.DecodeCase("", (200, 100, 64), heads=8))
+    cache = inputs.cache.copy()
+    cache[inputs.page_table[1, 0], 5] = np.nan
+    out, lse = decode(dataclasses.replace(inputs, cache=cache), implementation)
+    truth = oracle.decode(*inputs.args, **inputs.static)
+    others = np.array([0, 2])
+    oracle.assert_attention((out[others], lse[others]), tuple(x[others] for x in truth), 1e-2)
+    assert np.isnan(np.asarray(out[1], np.float32)).all()
+
+
+def test_lse_is_natural(implementation):
+    """Scores of 0 over n keys: lse is log n, to the base e."""
+    inputs = cases.make(cases.DecodeCase("", (2, 8, 1000)))
+    _, lse = decode(dataclasses.replace(inputs, q=np.zeros_like(inputs.q)), implementation)
+    np.testing.assert_allclose(lse[:, 0], np.log([[2.0], [8.0], [1000.0]]) * np.ones(24), rtol=1e-6)
+
+
+def test_large_scores(implementation):
+    """Scores of several hundred, of both signs, neither overflow nor vanish."""
+    inputs = cases.make(cases.DecodeCase("", (300, 65), q_dtype="float32", cache_dtype="float32"))
+    inputs = dataclasses.replace(inputs, q=inputs.q * 100)
+    oracle.assert_attention(decode(inputs, implementation), oracle.decode(*inputs.args, **inputs.static), 1e-3)
+    cache = np.where(np.isnan(inputs.cache), np.nan, -np.abs(inputs.cache))
+    inputs = dataclasses.replace(inputs, cache=cache, q=np.abs(inputs.q))
+    got, truth = decode(inputs, implementation), oracle.decode(*inputs.args, **inputs.static)
+    oracle.assert_attention(got, truth, 1e-3, lse_tolerance=1e-5 * np.abs(truth[1]).max())
+
+
+def test_more_queries_than_max_q_len(implementation):
+    """Query tokens past max_q_len in a request are empty rows; the others are as if counted from the request's end."""
+    inputs = cases.make(cases.DecodeCase("", (150, 90), q_lens=(5, 2)))
+    static = inputs.static | {"max_q_len": 3}
+    got = compiled(implementation, **static)(*inputs.args, **inputs.arrays)
+    oracle.assert_attention(got, oracle.decode(*inputs.args, **inputs.arrays, **static), 1e-2)
+
+
+def test_hostile_offsets(implementation):
+    """cu_q_lens that falls, is negative or past the end: some result, and no access out of bounds."""
+    inputs = cases.make(BY_NAME["ragged"])
+    run = compiled(implementation, **inputs.static)
+    rng = np.random.default_rng(8)
+    for scale in (5, 20, 2**31 - 1):
+        cu_q_lens = rng.integers(-scale, scale, 6).astype(np.int32)
+        jax.block_until_ready(run(*inputs.args, cu_q_lens=cu_q_lens))
+
+
+def test_hostile_plans(implementation):
+    """A plan of other lengths, or of garbage: some result, and no access out of bounds."""
+    if implementation == "xla":
+        return
+    inputs = cases.make(BY_NAME["ragged"])
+    rng = np.random.default_rng(9)
+    lens, cu = inputs.kv_lens, inputs.arrays["cu_q_lens"]
+    shape = jax.ShapeDtypeStruct(inputs.cache.shape, inputs.cache.dtype)
+    make = partial(plan_decode, num_heads=24, cache=shape, max_q_len=4, implementation=implementation)
+    run = compiled(implementation, **inputs.static)
+    good = make(jnp.asarray(lens), cu_q_lens=jnp.asarray(cu))
+    stale = make(jnp.full_like(lens, 10**6), cu_q_lens=jnp.asarray(cu))
+    plans = [stale]
+    for bound in (3, 1000, 2**31 - 1):
+        for _ in range(4):
+            arrays = {
+                name: jnp.asarray(rng.integers(-bound, bound, getattr(good, name).shape), jnp.int32)
+                for name in ("items", "part_offsets", "tile_splits")
+            }
+            plans += [dataclasses.replace(good, **arrays)]
+            plans += [dataclasses.replace(good, **{name: x}) for name, x in arrays.items()]
+    for plan in plans:
+        jax.block_until_ready(run(*inputs.args, **inputs.arrays, plan=plan))
+    truth = oracle.decode(*inputs.args, **inputs.arrays, **inputs.static)
+    oracle.assert_attention(run(*inputs.args, **inputs.arrays, plan=good), truth, 1e-2)
+
+
+@pytest.mark.parametrize(
+    "batch, q_len, max_pages, pages", [(0, 1, 2, 3), (2, 1, 0, 3), (2, 1, 2, 0), (0, 0, 0, 0), (2, 0, 2, 3)]
+)
+def test_empty_shapes(batch, q_len, max_pages, pages, implementation):
+    """No sequences, no queries, no table or no pages: empty rows of the right shapes."""
+    q = np.zeros((batch, q_len, 24, 576), np.float32)
+    cache, table = np.zeros((pages, 64, 576), np.float32), np.zeros((batch, max_pages), np.int32)
+    out, lse = mla_decode(q, cache, table, np.full(batch, 9, np.int32), scale=1.0, implementation=implementation)
+    assert out.shape == (batch, q_len, 24, 512) and lse.shape == (batch, q_len, 24)
+    if pages == 0 or max_pages == 0:
+        assert not np.any(out) and np.all(np.asarray(lse) == -np.inf)
+
+
+def test_addresses_past_two_to_the_31(implementation):
+    """slot * 576 past 2^31 elements: right values. On the CPU the pages that no token is on never become resident."""
+    if implementation.startswith("cpu:"):
+        return  # the variants share the addressing
+    small = cases.make(cases.DecodeCase("", (100, 64), cache_dtype="float8_e4m3fn", padding_pages=0))
+    old = np.array([*small.page_table[0], small.page_table[1, 0]])
+    pages = 2**31 // (64 * 576) + 10
+    new = np.array([pages - 1, pages - 5, pages - 2])
+    table = np.array([new[:2], [new[2], -1]], np.int32)
+    if jax.config.jax_default_device.platform == "cpu":
+        memory = np.frombuffer(mmap.mmap(-1, pages * 64 * 576), small.cache.dtype).reshape(pages, 64, 576)
+        memory[new] = small.cache[old]
+        cache = jax.device_put(memory)
+        assert cache.unsafe_buffer_pointer() == memory.ctypes.data
+    else:
+        cache = jnp.zeros((pages, 64, 576), small.cache.dtype).at[new].set(small.cache[old])
+    got = compiled(implementation, **small.static)(small.q, cache, table, small.kv_lens, **small.arrays)
+    oracle.assert_attention(got, oracle.decode(*small.args, **small.arrays, **small.static), 1e-2)

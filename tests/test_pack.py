@@ -1,0 +1,142 @@
+"""pack_kv and pack_kv_fp8, bit for bit."""
+
+from functools import partial
+
+import cases
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+from test_cache import assert_same_fp8, bits
+
+import jax_mla
+from jax_mla import pack_kv, pack_kv_fp8
+
+OPERATION = "pack_kv"
+FLOATS = ("bfloat16", "float16", "float32")
+FP8 = ("float8_e4m3fn", "float8_e4m3fnuz")
+
+
+def compiled(function, implementation, **static):
+    return jax.jit(partial(function, implementation=implementation, **static))
+
+
+def all_inputs(dtype, shape):
+    """All 65,536 values of a 16-bit dtype, again and again; every 65,537th fp32 value."""
+    if dtype == "float32":
+        return np.resize(np.arange(0, 2**32, 65537, dtype=np.uint32), shape).view(np.float32)
+    return np.resize(np.arange(65536, dtype=np.uint16), shape).view(cases.dtype(dtype))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("gathered", [False, True], ids=["rope", "gathered_rows"])
+def test_keys(gathered, dtype, implementation):
+    """Every bit of the nope part and of the rope key, from [T, 64] and from gathered latent rows [T, 576]."""
+    tokens, heads = 300, 3
+    kv_up, rows = all_inputs(dtype, (tokens, heads, 256)), all_inputs(dtype, (tokens, 576))[:, ::-1].copy()
+    k_pe = rows if gathered else rows[:, 512:].copy()
+    k = np.asarray(compiled(pack_kv, implementation)(kv_up, k_pe))
+    assert k.shape == (tokens, heads, 192) and k.dtype == cases.dtype(dtype)
+    np.testing.assert_array_equal(bits(k[..., :128].copy()), bits(kv_up[..., :128].copy()))
+    for h in range(heads):
+        np.testing.assert_array_equal(bits(k[:, h, 128:].copy()), bits(rows[:, 512:].copy()))
+
+
+@pytest.mark.parametrize("fp8", FP8)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_fp8_rope_key_is_dequantised(dtype, fp8, implementation):
+    """An fp8 k_pe is multiplied by its k_scale and cast; all 256 values."""
+    rows = np.resize(np.arange(256, dtype=np.uint8), (8, 576)).view(cases.dtype(fp8))
+    kv_up = np.zeros((8, 5, 256), cases.dtype(dtype))
+    run = compiled(pack_kv, implementation)
+    for scale in (None, 1.0, 0.3):
+        k = np.asarray(run(kv_up, rows, k_scale=None if scale is None else np.float32(scale)))
+        want = (rows[:, 512:].astype(np.float32) * np.float32(scale or 1)).astype(cases.dtype(dtype))
+        for h in range(5):
+            np.testing.assert_array_equal(k[:, h, 128:].astype(np.float32), want.astype(np.float32))
+
+
+@pytest.mark.parametrize("saturate", [False, True])
+@pytest.mark.parametrize("fp8", FP8)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_fp8_casts_over_all_inputs(dtype, fp8, saturate, implementation):
+    """The bits of astype over all 65,536 inputs, the sign of a NaN aside; with saturate, clamped instead of NaN."""
+    kv_up, k_pe = all_inputs(dtype, (256, 2, 256)), all_inputs(dtype, (256, 64))
+    k, v = compiled(pack_kv_fp8, implementation, dtype=cases.dtype(fp8), saturate=saturate)(kv_up, k_pe)
+    largest = float(ml_dtypes.finfo(cases.dtype(fp8)).max)
+
+    def cast(x):
+        x = x.astype(np.float32)
+        x = np.clip(x, -largest, largest) if saturate else x
+        return np.asarray(jax.jit(lambda x: x.astype(cases.dtype(fp8)))(x))
+
+    k, v = np.asarray(k), np.asarray(v)
+    assert_same_fp8(k[..., :128], cast(kv_up[..., :128]))
+    assert_same_fp8(k[:, 1, 128:], cast(k_pe))
+    assert_same_fp8(v, cast(kv_up[..., 128:]))
+
+
+def test_boundaries_of_e4m3(implementation):
+    """bf16 464 rounds to 448; 480, 1000 and inf are NaN."""
+    kv_up = np.resize(np.float32([464, 480, 1000, np.inf, -464, -480]), (1, 1, 256)).astype(ml_dtypes.bfloat16)
+    k, v = compiled(pack_kv_fp8, implementation)(kv_up, np.zeros((1, 64), ml_dtypes.bfloat16))
+    got = bits(v)[0, 0, 128 % 6 :][:6]
+    np.testing.assert_array_equal(np.roll(bits(k)[0, 0, :6] & 0x7F, 0), [0x7E, 0x7F, 0x7F, 0x7F, 0x7E, 0x7F])
+    assert set(np.unique(got & 0x7F)) == {0x7E, 0x7F}
+
+
+@pytest.mark.parametrize("fp8", FP8)
+def test_fp8_rope_key_passes_byte_for_byte(fp8, implementation):
+    """Where no scale changes it, an fp8 k_pe keeps its bytes; a k_scale or packed_k_scale other than 1 is applied."""
+    k_pe = np.resize(np.arange(256, dtype=np.uint8), (4, 64)).view(cases.dtype(fp8))
+    kv_up = np.ones((4, 2, 256), ml_dtypes.bfloat16)
+    run = compiled(pack_kv_fp8, implementation, dtype=cases.dtype(fp8))
+    for scales in ({}, {"k_scale": np.float32(1)}, {"k_scale": np.float32(1), "packed_k_scale": np.float32(1)}):
+        k, _ = run(kv_up, k_pe, **scales)
+        if scales:
+            assert_same_fp8(np.asarray(k)[:, 1, 128:], k_pe)
+        else:
+            np.testing.assert_array_equal(bits(k)[:, 1, 128:], bits(k_pe))
+    for scales, factor in (
+        ({"k_scale": np.float32(2)}, 2),
+        ({"packed_k_scale": np.float32(4)}, 0.25),
+        ({"k_scale": np.float32(2), "packed_k_scale": np.float32(2)}, 1),
+    ):
+        k, _ = run(kv_up, k_pe, **scales)
+        want = (k_pe.astype(np.float32) * np.float32(factor)).astype(cases.dtype(fp8))
+        assert_same_fp8(np.asarray(k)[:, 0, 128:], want)
+
+
+def test_other_fp8_format_is_converted(implementation):
+    """A rope key of the other e4m3 goes through its value, not its bytes."""
+    k_pe = np.resize(np.arange(256, dtype=np.uint8), (4, 64)).view(ml_dtypes.float8_e4m3fnuz)
+    k, _ = compiled(pack_kv_fp8, implementation)(np.ones((4, 2, 256), ml_dtypes.bfloat16), k_pe)
+    assert_same_fp8(np.asarray(k)[:, 1, 128:], k_pe.astype(np.float32).astype(ml_dtypes.float8_e4m3fn))
+
+
+def test_packed_scales(implementation):
+    """Stored are key / packed_k_scale and value / packed_v_scale."""
+    rng = np.random.default_rng(0)
+    kv_up = rng.standard_normal((7, 3, 256)).astype(ml_dtypes.bfloat16)
+    k_pe = rng.standard_normal((7, 64)).astype(ml_dtypes.bfloat16)
+    run = compiled(pack_kv_fp8, implementation)
+    k, v = run(kv_up, k_pe, packed_k_scale=np.float32(0.5), packed_v_scale=np.float32(0.125))
+    want = np.concatenate([kv_up[..., :128], np.repeat(k_pe[:, None], 3, axis=1)], axis=-1).astype(np.float32)
+    assert_same_fp8(np.asarray(k), (want / np.float32(0.5)).astype(ml_dtypes.float8_e4m3fn))
+    want_v = (kv_up[..., 128:].astype(np.float32) / np.float32(0.125)).astype(ml_dtypes.float8_e4m3fn)
+    assert_same_fp8(np.asarray(v), want_v)
+
+
+def test_no_tokens(implementation):
+    kv_up, k_pe = np.zeros((0, 3, 256), np.float32), np.zeros((0, 64), np.float32)
+    assert pack_kv(kv_up, k_pe, implementation=implementation).shape == (0, 3, 192)
+    k, v = pack_kv_fp8(kv_up, k_pe, implementation=implementation)
+    assert k.shape == (0, 3, 192) and v.shape == (0, 3, 128)
+
+
+def test_native_and_xla_agree_bit_for_bit():
+    """Random inputs, no scales: the best implementation and XLA give the same bytes."""
+    rng = np.random.default_rng(1)
+    kv_up, rows = (rng.standard_normal(s).astype(ml_dtypes.bfloat16) for s in ((33, 24, 256), (33, 576)))
+    best, xla = (jax_mla.pack_kv(kv_up, rows, implementation=i) for i in (None, "xla"))
+    np.testing.assert_array_equal(bits(best), bits(xla))
