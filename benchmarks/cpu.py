@@ -1,6 +1,6 @@
 """Decode on the CPU: every variant that this machine runs beside XLA's jitted gather and einsum, in one run.
 
-    python benchmarks/cpu.py [--repeats N] [--threads 2] [--dry-run]
+    python -P benchmarks/cpu.py [--repeats N] [--threads 2] [--dry-run]
 
 Prints a table and appends its rows to benchmarks/results/cpu.jsonl. Times are medians of whole jitted calls on the
 host clock; implementations take turns, so that a change of clock meets all of them.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import pathlib
 import statistics
 import sys
 import time
@@ -26,6 +27,9 @@ def parse() -> argparse.Namespace:
 ARGUMENTS = parse()
 # Before jax starts its thread pool, which is as large as the affinity mask.
 os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: ARGUMENTS.threads])
+
+# Python -P, which takes the installed jax_mla and not the sources, does not look beside the script either.
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from jax_mla import _ffi
 from jax_mla.dispatch import capabilities
-from jax_mla.info import HEADER, Support, support
+from jax_mla.info import HEADER, Support, compact, support
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -22,7 +22,7 @@ CPU_RESULTS = ROOT / "benchmarks" / "results" / "cpu.jsonl"
 
 def refresh(readme: str) -> str:
     """README.md's text with both tables made anew."""
-    readme = _replace(readme, "support", lambda old: _markdown(HEADER, _merge(_parse(old))))
+    readme = _replace(readme, "support", lambda old: _markdown(HEADER, compact(_merge(_parse(old)))))
     if CPU_RESULTS.exists():
         readme = _replace(readme, "cpu", lambda _: _cpu_table(CPU_RESULTS.read_text()))
     return readme
@@ -41,8 +41,13 @@ def _markdown(header: tuple[str, ...], lines: list) -> str:
 
 
 def _parse(table: str) -> list[Support]:
-    lines = [line for line in table.splitlines() if line.startswith("|")][2:]
-    return [Support(*(cell.strip() for cell in line.strip("|").split("|"))) for line in lines]
+    """The table's lines, one a variant again."""
+    lines = [Support(*(cell.strip() for cell in line.strip("|").split("|"))) for line in table.splitlines()[2:]]
+    expanded = []
+    for line in lines:
+        name, variants = line.implementation.split(": ")
+        expanded += [line._replace(implementation=f"{name}:{variant}") for variant in variants.split(", ")]
+    return expanded
 
 
 def _merge(old: list[Support]) -> list[Support]:

@@ -18,9 +18,9 @@ ffi::Error update_cache_handler(Device device, AnyBuffer cache, AnyBuffer kv_c, 
   checks.shape("kv_c", kv_c, {tokens, kLatent}).shape("k_pe", k_pe, {tokens, kRope});
   checks.that(k_pe.element_type() == kv_c.element_type(), "kv_c and k_pe differ in dtype");
   checks.holds("slot_mapping", slot_mapping, tokens).holds("layer", layer, 1, /*optional=*/layers == 1);
-  checks.that(k_scale.element_count() <= 1 || k_scale.element_count() == static_cast<size_t>(layers),
-              "k_scale has " + std::to_string(k_scale.element_count()) + " elements, expected 1 or " +
-                  std::to_string(layers));
+  checks.that(
+      k_scale.element_count() <= 1 || k_scale.element_count() == static_cast<size_t>(layers),
+      "k_scale has " + std::to_string(k_scale.element_count()) + " elements, expected 1 or " + std::to_string(layers));
   const auto owner_slots = static_cast<int64_t>(owners->element_count() / 2);
   checks.that(owner_slots == 0 || (owner_slots >= 2 * tokens && (owner_slots & (owner_slots - 1)) == 0),
               "owners has " + std::to_string(owner_slots) + " slots, expected 0 or a power of two from " +

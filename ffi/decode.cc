@@ -34,9 +34,9 @@ ffi::Error plan_decode_handler(Device device, AnyBuffer kv_lens, AnyBuffer cu_q_
                                int32_t overhead_blocks, int32_t min_part_blocks, bool batch_invariant) {
   Checks checks;
   const int64_t batch = kv_lens.element_count();
-  checks.that(heads > 0 && max_q_len > 0 && tile_rows > 0,
-              "heads " + std::to_string(heads) + ", max_q_len " + std::to_string(max_q_len) + " and tile_rows " +
-                  std::to_string(tile_rows) + " must be positive");
+  checks.that(heads > 0 && max_q_len > 0 && tile_rows > 0, "heads " + std::to_string(heads) + ", max_q_len " +
+                                                               std::to_string(max_q_len) + " and tile_rows " +
+                                                               std::to_string(tile_rows) + " must be positive");
   if (checks.failed()) return checks.error();
   const int32_t row_tiles = ceil_div(heads * max_q_len, tile_rows);
   checks.holds("cu_q_lens", cu_q_lens, batch + 1, /*optional=*/true);
@@ -89,9 +89,9 @@ ffi::Error decode_handler(Device device, AnyBuffer q, AnyBuffer q_rope, AnyBuffe
   checks.that(cu_q_lens.element_count() != 0 || tokens == batch * max_q_len,
               "q has " + std::to_string(tokens) + " tokens, expected " + std::to_string(batch * max_q_len));
   checks.holds("q_scale", q_scale, 1, /*optional=*/true).holds("k_scale", k_scale, 1, /*optional=*/true);
-  checks.that(k_scale.element_count() <= 1 || k_scale.element_count() == static_cast<size_t>(layers),
-              "k_scale has " + std::to_string(k_scale.element_count()) + " elements, expected 1 or " +
-                  std::to_string(layers));
+  checks.that(
+      k_scale.element_count() <= 1 || k_scale.element_count() == static_cast<size_t>(layers),
+      "k_scale has " + std::to_string(k_scale.element_count()) + " elements, expected 1 or " + std::to_string(layers));
   check_plan(checks, items, part_offsets, tile_splits, batch * row_tiles);
   checks.shape("out", *out, {tokens, heads, kLatent}).shape("lse", *lse, {tokens, heads});
   const int64_t partials = partial_out->dimensions()[0];

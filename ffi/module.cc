@@ -57,11 +57,15 @@ nb::list variants() {
   return names;
 }
 
+// Of the headers that the handlers were compiled with; a jaxlib with older ones refuses them.
+nb::tuple api_version() { return nb::make_tuple(XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR); }
+
 }  // namespace
 
 NB_MODULE(JAX_MLA_MODULE, m) {
   m.def("handlers", &handlers, "Custom-call targets and their handlers, as capsules.");
   m.def("capabilities", &capabilities, "The compiled-in table, one dict a row, the best variant first.");
   m.def("variants", &variants, "Every variant compiled in; the attribute `variant` counts them from 1, 0 is the best.");
+  m.def("api_version", &api_version, "XLA FFI API version (major, minor) that the handlers were built for.");
   m.def("parts_per_unit", &mla::parts_per_unit, "Parts of a plan for each multiprocessor or thread.");
 }

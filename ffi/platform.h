@@ -1,4 +1,5 @@
-// What handlers share on every platform: the device of a call, XLA's dtypes as ours, and checks with values in the text.
+// What handlers share on every platform: the device of a call, XLA's dtypes as ours, and checks with values in the
+// text.
 #pragma once
 
 #include <algorithm>
@@ -112,8 +113,9 @@ class Checks {
   // At least `expected` elements of four bytes (or none, where `optional`).
   Checks& holds(const char* name, const AnyBuffer& buffer, int64_t expected, bool optional = false) {
     const int64_t count = buffer.element_count();
-    return that(ffi::ByteWidth(buffer.element_type()) == 4 && (count >= expected || (optional && count == 0)),
-                std::string(name) + " has " + std::to_string(count) + " elements, expected " + std::to_string(expected));
+    return that(
+        ffi::ByteWidth(buffer.element_type()) == 4 && (count >= expected || (optional && count == 0)),
+        std::string(name) + " has " + std::to_string(count) + " elements, expected " + std::to_string(expected));
   }
 
   Checks& floating(const char* name, const AnyBuffer& buffer) {

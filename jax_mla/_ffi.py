@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import importlib
+import pathlib
+import re
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -45,6 +47,27 @@ def check_jaxlib(version: str) -> None:
         )
 
 
+def api_version(c_api_header: str) -> tuple[int, int] | None:
+    """The FFI API version (major, minor) that XLA's header defines; None where it defines none."""
+    found = dict(re.findall(r"#define XLA_FFI_API_(MAJOR|MINOR)\s+(\d+)", c_api_header))
+    return (int(found["MAJOR"]), int(found["MINOR"])) if len(found) == 2 else None
+
+
+def check_api_version(name: str, built: tuple[int, int], supported: tuple[int, int] | None) -> None:
+    """Raises ImportError for a module built with newer headers than jaxlib's: registering it would end its backend."""
+    if supported is not None and built > supported:
+        raise ImportError(
+            f"{name} was built for version {built[0]}.{built[1]} of XLA's FFI, and jaxlib {jaxlib.__version__} has "
+            f"{supported[0]}.{supported[1]}. Build jax_mla against jaxlib {'.'.join(map(str, OLDEST_JAXLIB))}, as "
+            "pip's isolated build does, or install a newer jaxlib"
+        )
+
+
+def _jaxlib_api_version() -> tuple[int, int] | None:
+    header = pathlib.Path(jaxlib.__file__).parent / "include" / "xla" / "ffi" / "api" / "c_api.h"
+    return api_version(header.read_text()) if header.is_file() else None
+
+
 def _load(platform: str) -> types.ModuleType | None:
     """The platform's native module, or None where it was not built."""
     name, registered_as = PLATFORMS[platform]
@@ -53,7 +76,13 @@ def _load(platform: str) -> types.ModuleType | None:
     except ModuleNotFoundError as error:
         if error.name != name:
             raise
+        if platform == "cpu":  # always built, so this is a source tree that shadows the installed package
+            raise ImportError(
+                f"{name} is missing beside {__file__}: this is jax_mla's source tree. Install it (pip install .), and "
+                "run Python elsewhere or with -P, so that it imports the installed package"
+            ) from None
         return None
+    check_api_version(name, module.api_version(), _jaxlib_api_version())
     for target, handler in module.handlers().items():
         jax.ffi.register_ffi_target(target, handler, platform=registered_as)
     return module

@@ -61,6 +61,15 @@ def support(rows: Iterable[Capability]) -> list[Support]:
     ]
 
 
+def compact(lines: Iterable[Support]) -> list[Support]:
+    """Lines that differ in the variant alone as one: "cpu:avx2" and "cpu:portable" become "cpu: avx2, portable"."""
+    joined: dict[tuple[str, Support], list[str]] = {}
+    for line in lines:
+        name, variant = line.implementation.split(":")
+        joined.setdefault((name, line._replace(implementation="")), []).append(variant)
+    return [line._replace(implementation=f"{name}: {', '.join(all_)}") for (name, line), all_ in joined.items()]
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """It takes none."""
 
@@ -83,7 +92,7 @@ def main(arguments: argparse.Namespace) -> int:
         print(f"  {operation:13} {explain(operation, q_dtype=jnp.bfloat16)}")
 
     print("\nNative kernels, the preferred first (all else runs through XLA)")
-    lines = [HEADER, *support(capabilities())]
+    lines = [HEADER, *compact(support(capabilities()))]
     widths = [max(len(line[column]) for line in lines) for column in range(len(HEADER))]
     for line in lines:
         print("  " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())

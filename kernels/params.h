@@ -10,10 +10,10 @@
 
 namespace mla {
 
-constexpr int kLatent = 512;          // L
-constexpr int kRope = 64;             // R
+constexpr int kLatent = 512;             // L
+constexpr int kRope = 64;                // R
 constexpr int kWidth = kLatent + kRope;  // D
-constexpr int kNope = 128;            // nope part of an up-projected key, and the width of a value
+constexpr int kNope = 128;               // nope part of an up-projected key, and the width of a value
 constexpr int kHeadDim = kNope + kRope;  // up-projected query and key width
 
 // Tokens in one block of the work split: the plan cuts a sequence at multiples of it.
@@ -46,8 +46,8 @@ struct TileSplits {
 
 // The work split, made by plan_decode, read by decode.
 struct DecodePlan {
-  WorkItem* items;         // [max_items], sorted by part
-  int32_t* part_offsets;   // [parts + 1]: part p runs items [part_offsets[p], part_offsets[p + 1])
+  WorkItem* items;          // [max_items], sorted by part
+  int32_t* part_offsets;    // [parts + 1]: part p runs items [part_offsets[p], part_offsets[p + 1])
   TileSplits* tile_splits;  // [B * row_tiles]
   int32_t parts;
   int32_t max_items;
@@ -69,17 +69,17 @@ struct PlanDecodeParams {
 };
 
 struct DecodeParams {
-  const void* q_latent;      // [T, H, L] in q_dtype; row (t, h) starts q_latent_stride elements after row (t, h - 1)
-  const void* q_rope;        // [T, H, R] in q_dtype, likewise with q_rope_stride
-  int64_t q_latent_stride;   // D when q came as one array, else L
-  int64_t q_rope_stride;     // D or R
-  const void* cache;         // [layers, pages, P, D] in cache_dtype
-  const int32_t* layer;      // [], or null when layers == 1; outside [0, layers): every row is empty
+  const void* q_latent;       // [T, H, L] in q_dtype; row (t, h) starts q_latent_stride elements after row (t, h - 1)
+  const void* q_rope;         // [T, H, R] in q_dtype, likewise with q_rope_stride
+  int64_t q_latent_stride;    // D when q came as one array, else L
+  int64_t q_rope_stride;      // D or R
+  const void* cache;          // [layers, pages, P, D] in cache_dtype
+  const int32_t* layer;       // [], or null when layers == 1; outside [0, layers): every row is empty
   const int32_t* page_table;  // [B, max_pages]; an id outside [0, pages) masks its tokens
-  const int32_t* kv_lens;    // [B]; below 0 counts as 0, tokens at or past max_pages * P are masked
-  const int32_t* cu_q_lens;  // [B + 1], or null: request b owns queries [b * max_q_len, (b + 1) * max_q_len)
-  const float* q_scale;      // [], or null: 1
-  const float* k_scale;      // [k_scales], or null: 1
+  const int32_t* kv_lens;     // [B]; below 0 counts as 0, tokens at or past max_pages * P are masked
+  const int32_t* cu_q_lens;   // [B + 1], or null: request b owns queries [b * max_q_len, (b + 1) * max_q_len)
+  const float* q_scale;       // [], or null: 1
+  const float* k_scale;       // [k_scales], or null: 1
   DecodePlan plan;
   void* out;           // [T, H, L] in out_dtype
   float* lse;          // [T, H], natural log; an empty row has out 0 and lse -inf
@@ -134,15 +134,15 @@ struct MergeStatesParams {
 };
 
 struct PackKvParams {
-  const void* kv_up;     // [T, H, 2 * 128] in input_dtype: nope key, then value
-  const void* k_pe;      // row t starts at k_pe_offset + t * k_pe_stride elements, R long, in k_pe_dtype
-  const float* k_scale;  // [], or null: 1; the scale of an fp8 k_pe
+  const void* kv_up;            // [T, H, 2 * 128] in input_dtype: nope key, then value
+  const void* k_pe;             // row t starts at k_pe_offset + t * k_pe_stride elements, R long, in k_pe_dtype
+  const float* k_scale;         // [], or null: 1; the scale of an fp8 k_pe
   const float* packed_k_scale;  // [], or null: 1; fp8 output only: stored k is value / packed_k_scale
   const float* packed_v_scale;  // [], or null: 1
-  void* k;               // [T, H, 192] in output_dtype
-  void* v;               // [T, H, 128] in output_dtype; null: keys alone
-  int64_t k_pe_stride;   // R, or D for gathered latent rows
-  int64_t k_pe_offset;   // 0, or L
+  void* k;                      // [T, H, 192] in output_dtype
+  void* v;                      // [T, H, 128] in output_dtype; null: keys alone
+  int64_t k_pe_stride;          // R, or D for gathered latent rows
+  int64_t k_pe_offset;          // 0, or L
   int64_t tokens;
   int32_t heads;
   bool saturate;

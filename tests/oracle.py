@@ -194,7 +194,7 @@ def relative_errors(got, want):
 
 
 def assert_attention(got, want, tolerance, lse_tolerance=1e-3):
-    """(out, lse) against the truth: empty rows exactly, the rest within `tolerance` of the norm, each row within twice."""
+    """(out, lse) against the truth: empty rows exactly, the rest within `tolerance`, each row within twice."""
     (out, lse), (want_out, want_lse) = got, want
     out, lse = as_float(out), as_float(lse)
     assert out.shape == want_out.shape and lse.shape == want_lse.shape

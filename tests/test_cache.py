@@ -159,7 +159,7 @@ def assert_same_fp8(got, want):
 
 @pytest.mark.parametrize("power_of_two_scales", [False, True])
 def test_ds_mla_scales(power_of_two_scales):
-    """Scales are max(amax, 1e-4) / 448 of each 128 values, or that rounded up to a power of two; NaN and inf are NaN."""
+    """max(amax, 1e-4) / 448 of each 128 values, or that rounded up to a power of two; NaN and inf are stored as NaN."""
     rng = np.random.default_rng(3)
     kv_c, k_pe = tokens(rng, 6, "bfloat16")
     kv_c *= np.exp2(rng.integers(-20, 20, (6, 1))).astype(kv_c.dtype)
@@ -198,13 +198,13 @@ def test_write_then_decode(implementation):
     table = np.array([[3, 1], [0, 4]], np.int32)
     lengths = np.array([7, 5], np.int32)
     q = rng.standard_normal((2, 1, 4, 576)).astype(ml_dtypes.bfloat16)
+    run = compiled(implementation)
     for kind in ("bfloat16", "float8_e4m3fn"):
         cache = cases.poisoned_cache((PAGES, PAGE_SIZE), kind)
         for position in range(7):
             kv_c, k_pe = tokens(rng, 2, "bfloat16")
             positions = np.where(position < lengths, position, -1).astype(np.int32)
-            mapping = slots(table, positions, PAGE_SIZE)
-            cache = compiled(implementation)(cache, kv_c, k_pe, mapping)
+            cache = run(cache, kv_c, k_pe, slots(table, positions, PAGE_SIZE))
         args = q, np.asarray(cache), table, lengths
         got = jax_mla.mla_decode(*args, scale=cases.SCALE)
         oracle.assert_attention(got, oracle.decode(*args, scale=cases.SCALE), 1e-2)

@@ -29,7 +29,11 @@ def test_demo_as_a_user_runs_it(tmp_path):
     plot = tmp_path / "plot.png"
     command = [sys.executable, "-m", "jax_mla", "demo", "--heads", "96", "12", "--steps", "20", "--batch", "3"]
     done = subprocess.run(
-        [*command, "--prompt-tokens", "70", "--plot", str(plot)], capture_output=True, text=True, timeout=300, cwd=tmp_path
+        [*command, "--prompt-tokens", "70", "--plot", str(plot)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=tmp_path,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     for heads in (96, 12):

@@ -67,6 +67,13 @@ def attend(
     return out, lse
 
 
+def varying_like(x, *operands):
+    """`x`, typed as varying over the shard_map axes that any operand varies over: what the start of a loop must be."""
+    types = [jax.typeof(leaf) for leaf in jax.tree.leaves(operands) if hasattr(leaf, "dtype")]
+    axes = sorted(set().union(*(getattr(t.manual_axis_type, "varying", ()) for t in types)))
+    return jax.lax.pcast(x, tuple(axes), to="varying") if axes else x
+
+
 def request_of(tokens: jax.Array, cu_lens: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The request that owns each token of a ragged batch, and the token's index in it; request -1 where none does."""
     batch = cu_lens.shape[0] - 1

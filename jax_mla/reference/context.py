@@ -6,7 +6,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jax_mla.reference.attend import LATENT, NOPE, einsum, request_of, result_dtype
+from jax_mla.reference.attend import LATENT, NOPE, einsum, request_of, result_dtype, varying_like
 from jax_mla.reference.cache import gather_rows, slots
 from jax_mla.reference.decode import empty_rows
 from jax_mla.reference.merge import merge_states
@@ -133,6 +133,7 @@ def mla_context(
         return jax.lax.cond(cu_kv_lens[-1] > 0, merge, lambda carry: carry, carry), None
 
     carry = empty_rows((tokens, heads), NOPE, compute_dtype, compute_dtype)
+    carry = varying_like(carry, q, cache, page_table, plan, w_kv_b, cu_q_lens, layer, k_scale)
     if tokens and page_table.shape[0]:
         carry, _ = jax.lax.scan(step, carry, (plan.starts, plan.cu_kv_lens))
     out, lse = carry

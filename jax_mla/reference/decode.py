@@ -16,11 +16,11 @@ def split_query(q, compute_dtype) -> tuple[jax.Array, jax.Array]:
 def attend_rows(
     latent: jax.Array, rope: jax.Array, rows: jax.Array, visible: jax.Array, scale
 ) -> tuple[jax.Array, jax.Array]:
-    """Queries [B, Q, H, .] against cached rows [B, N, 576], where `visible` [B, Q, N]; values are the latent part."""
-    values = rows[..., :LATENT]
-    scores = einsum("bqhl,bnl->bqhn", latent, values) + einsum("bqhr,bnr->bqhn", rope, rows[..., LATENT:])
+    """Queries [Q, H, .] against cached rows [N, 576], where `visible` [Q, N]; values are the latent part."""
+    values = rows[:, :LATENT]
+    scores = einsum("qhl,nl->qhn", latent, values) + einsum("qhr,nr->qhn", rope, rows[:, LATENT:])
     unusable = ~jnp.all(jnp.isfinite(values), axis=-1)
-    return attend("bqhn,bnl->bqhl", scores * scale, visible[:, :, None, :], values, unusable[:, None, None, :])
+    return attend("qhn,nl->qhl", scores * scale, visible[:, None, :], values, unusable)
 
 
 def empty_rows(shape: tuple[int, ...], width: int, out_dtype, lse_dtype) -> tuple[jax.Array, jax.Array]:
@@ -59,23 +59,28 @@ def mla_decode(
     if latent.size == 0 or batch == 0 or q_len == 0:
         return empty_rows(latent.shape[:-1], LATENT, out_dtype, compute_dtype)
 
-    keys = jnp.broadcast_to(jnp.arange(max_pages * page_size, dtype=jnp.int32), (batch, max_pages * page_size))
-    rows, readable = gather_rows(
-        cache, slots(page_table, keys, page_size), layer=layer, k_scale=k_scale, dtype=compute_dtype
-    )
+    keys = jnp.arange(max_pages * page_size, dtype=jnp.int32)
     queries = jnp.arange(q_len, dtype=jnp.int32)
-    kv_lens = jnp.maximum(kv_lens, 0)
-    visible = (readable & (keys < kv_lens[:, None]))[:, None, :]
-    if causal:  # aligned to the bottom right: the last query sees the last key
-        last = (kv_lens - q_lens)[:, None] + queries
-        visible = visible & (keys[:, None, :] <= last[:, :, None])
 
+    def one_sequence(sequence) -> tuple[jax.Array, jax.Array]:
+        latent, rope, page_table, kv_len, q_len = sequence
+        kv_len = jnp.maximum(kv_len, 0)
+        chosen = slots(page_table[None], keys[None], page_size)[0]
+        rows, readable = gather_rows(cache, chosen, layer=layer, k_scale=k_scale, dtype=compute_dtype)
+        visible = (readable & (keys < kv_len))[None, :]
+        if causal:  # aligned to the bottom right: the last query sees the last key
+            visible = visible & (keys <= kv_len - q_len + queries[:, None])
+        else:
+            visible = jnp.broadcast_to(visible, (queries.size, keys.size))
+        return attend_rows(latent, rope, rows, visible, scale)
+
+    # One sequence at a time: a row's bits then do not depend on its batch, and one sequence's rows are in memory.
     if cu_q_lens is None:
-        out, lse = attend_rows(latent, rope, rows, visible, scale)
+        out, lse = jax.lax.map(one_sequence, (latent, rope, page_table, kv_lens, q_lens))
     else:
         tokens = latent.shape[0]
         token = jnp.clip(cu_q_lens[:-1, None] + queries, 0, tokens - 1)
-        out, lse = attend_rows(latent[token], rope[token], rows, visible, scale)
+        out, lse = jax.lax.map(one_sequence, (latent[token], rope[token], page_table, kv_lens, q_lens))
         request, index = request_of(jnp.arange(tokens, dtype=jnp.int32), cu_q_lens)
         owned = (request >= 0) & (index < q_len)
         where = jnp.maximum(request, 0), jnp.clip(index, 0, q_len - 1)

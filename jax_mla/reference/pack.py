@@ -12,12 +12,19 @@ def _rope_key(k_pe: jax.Array, heads: int) -> jax.Array:
     return jnp.broadcast_to(rope[:, None, :], (rope.shape[0], heads, ROPE))
 
 
+def _beside(nope: jax.Array, rope: jax.Array) -> jax.Array:
+    """The two parts of a key in one array, as integers: as bf16, XLA's CPU would flush subnormal numbers to zero."""
+    unsigned = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint64}[nope.dtype.itemsize]
+    parts = [jax.lax.bitcast_convert_type(part, unsigned) for part in (nope, rope)]
+    return jax.lax.bitcast_convert_type(jnp.concatenate(parts, axis=-1), nope.dtype)
+
+
 def pack_kv(kv_up: jax.Array, k_pe: jax.Array, *, k_scale: jax.Array | None = None) -> jax.Array:
     """Keys [T, H, 192] in the dtype of `kv_up` [T, H, 256]: its nope part beside the rope key, which is dequantised."""
     rope = _rope_key(k_pe, kv_up.shape[1])
     if k_scale is not None:
         rope = multiply(rope.astype(jnp.float32), k_scale)
-    return jnp.concatenate([kv_up[..., :NOPE], rope.astype(kv_up.dtype)], axis=-1)
+    return _beside(kv_up[..., :NOPE], rope.astype(kv_up.dtype))
 
 
 def pack_kv_fp8(
@@ -46,5 +53,5 @@ def pack_kv_fp8(
     elif is_fp8(rope.dtype) and (packed_k_scale is not None or rope.dtype != dtype):
         rope = rope.astype(jnp.float32)
     rope = rope if rope.dtype == dtype else quantise(rope, packed_k_scale)
-    k = jnp.concatenate([quantise(kv_up[..., :NOPE], packed_k_scale), rope], axis=-1)
+    k = _beside(quantise(kv_up[..., :NOPE], packed_k_scale), rope)
     return k, quantise(kv_up[..., NOPE:], packed_v_scale)

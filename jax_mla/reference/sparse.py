@@ -1,12 +1,17 @@
 """Absorbed attention to chosen slots of the cache."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 
-from jax_mla.reference.attend import LATENT, multiply, result_dtype
+from jax_mla.reference.attend import LATENT, ROPE, multiply, result_dtype
 from jax_mla.reference.cache import gather_rows
 from jax_mla.reference.decode import attend_rows, empty_rows, split_query
 from jax_mla.reference.merge import apply_sink
+
+# Query tokens whose chosen rows, [tokens, K, 576], are in memory at once.
+_TOKEN_BLOCK = 32
 
 
 def mla_sparse_decode(
@@ -32,17 +37,23 @@ def mla_sparse_decode(
     *leading, heads, _ = latent.shape
     if latent.size == 0:
         return empty_rows((*leading, heads), LATENT, out_dtype, compute_dtype)
-    indices = indices.reshape(-1, indices.shape[-1])
-    rows, readable = gather_rows(cache, indices, layer=layer, k_scale=k_scale, dtype=compute_dtype)
-    if topk_lens is not None:
-        readable &= jnp.arange(indices.shape[-1], dtype=jnp.int32) < topk_lens.reshape(-1, 1)
-    out, lse = attend_rows(
-        multiply(latent, q_scale).reshape(-1, 1, heads, LATENT),
-        multiply(rope, q_scale).reshape(-1, 1, heads, rope.shape[-1]),
-        rows,
-        readable[:, None, :],
-        scale,
+    tokens, topk = math.prod(leading), indices.shape[-1]
+    if topk_lens is None:
+        topk_lens = jnp.full(leading, topk, jnp.int32)
+
+    def one_token(token) -> tuple[jax.Array, jax.Array]:
+        latent, rope, indices, topk_len = token
+        rows, readable = gather_rows(cache, indices, layer=layer, k_scale=k_scale, dtype=compute_dtype)
+        visible = readable & (jnp.arange(topk, dtype=jnp.int32) < topk_len)
+        return attend_rows(latent[None], rope[None], rows, visible[None], scale)
+
+    operands = (
+        multiply(latent, q_scale).reshape(tokens, heads, LATENT),
+        multiply(rope, q_scale).reshape(tokens, heads, ROPE),
+        indices.reshape(tokens, topk),
+        topk_lens.reshape(tokens),
     )
+    out, lse = jax.lax.map(one_token, operands, batch_size=_TOKEN_BLOCK)
     out, lse = out.reshape(*leading, heads, LATENT), lse.reshape(*leading, heads)
     if sink is not None:
         out = apply_sink(out, lse, sink)

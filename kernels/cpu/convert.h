@@ -8,9 +8,9 @@
 namespace mla::cpu {
 
 struct Conversion {
-  float multiply = 1.0f;   // the source's scale
-  float divide = 1.0f;     // the target's scale
-  bool saturate = false;   // fp8 targets: clamp to the largest finite value
+  float multiply = 1.0f;  // the source's scale
+  float divide = 1.0f;    // the target's scale
+  bool saturate = false;  // fp8 targets: clamp to the largest finite value
 };
 
 // target[i] = cast(float(source[i]) * multiply / divide) for i < n; n is a multiple of 4.

@@ -46,8 +46,8 @@ __device__ __forceinline__ uint32_t pack(float first, float second) {
 // OCP e4m3 by round to nearest even, as XLA's astype: past the largest finite value NaN, or that value if `saturate`.
 __host__ __device__ __forceinline__ uint8_t e4m3fn_bits(float x, bool saturate) {
   constexpr uint32_t kInfinity = 0x7F800000;
-  constexpr uint32_t kLargest = 0x43E00000;       // 448
-  constexpr uint32_t kLastRounded = 0x43E80000;   // 464, half way to 480, rounds to the even 448
+  constexpr uint32_t kLargest = 0x43E00000;         // 448
+  constexpr uint32_t kLastRounded = 0x43E80000;     // 464, half way to 480, rounds to the even 448
   constexpr uint32_t kSmallestNormal = 0x3C800000;  // 2^-6
   constexpr uint8_t kNaN = 0x7F;
   uint32_t bits;

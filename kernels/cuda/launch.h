@@ -40,8 +40,8 @@ Error launch(const char* name, void (*kernel)(Parameters...), const LaunchShape&
   constexpr size_t kDefaultSharedBytes = 48 * 1024;  // more has to be asked for
   cudaError_t status = cudaSuccess;
   if (shape.shared_bytes > kDefaultSharedBytes) {
-    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  static_cast<int>(shape.shared_bytes));
+    status =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shape.shared_bytes));
   }
   if (status == cudaSuccess) {
     cudaLaunchAttribute dependent{};

@@ -1,4 +1,5 @@
-// The rule of the work split, in closed form for one tile at a time, so that planners on every device agree bit for bit.
+// The rule of the work split, in closed form for one tile at a time, so that planners on every device agree bit for
+// bit.
 //
 // All tiles (request, row tile) are laid on one line, each as long as its cost: overhead_blocks, then one unit for
 // each block of keys. The line is cut into `parts` pieces of equal length; a tile is split where a cut falls into it.
@@ -91,7 +92,8 @@ MLA_HOST_DEVICE inline Piece cut_piece(const PlanDecodeParams& p, TileCost tile,
   const int32_t part = cut.part + i;
   const int64_t begin = part * length - first_block;
   const int64_t end = begin + length;
-  return {part, begin < 0 ? 0 : static_cast<int32_t>(begin), end > tile.blocks ? tile.blocks : static_cast<int32_t>(end)};
+  return {part, begin < 0 ? 0 : static_cast<int32_t>(begin),
+          end > tile.blocks ? tile.blocks : static_cast<int32_t>(end)};
 }
 
 // Bounds from shapes alone: what the arrays of a plan must hold. A cut splits one tile in two, so all split tiles

@@ -9,10 +9,10 @@
 namespace mla {
 namespace {
 
-constexpr int kColumns = 4;                     // of the output, a thread: 16 bytes of a partial
-constexpr int kThreads = kLatent / kColumns;    // one row at a time
-constexpr int kLoads = 8;                       // partials on their way at once
-constexpr int kMaxRows = 32;                    // a CTA, so that a warp finds all its rows at once
+constexpr int kColumns = 4;                   // of the output, a thread: 16 bytes of a partial
+constexpr int kThreads = kLatent / kColumns;  // one row at a time
+constexpr int kLoads = 8;                     // partials on their way at once
+constexpr int kMaxRows = 32;                  // a CTA, so that a warp finds all its rows at once
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr uint32_t kWholeWarp = 0xFFFFFFFF;
 
@@ -28,8 +28,10 @@ __device__ int32_t request_of(const int32_t* cu_q_lens, int32_t batch, int32_t t
   int32_t below = -1, above = batch;
   while (above - below > 1) {
     const int32_t middle = below + (above - below) / 2;
-    if (cu_q_lens[middle] <= token) below = middle;
-    else above = middle;
+    if (cu_q_lens[middle] <= token)
+      below = middle;
+    else
+      above = middle;
   }
   return below;
 }
@@ -108,13 +110,15 @@ __device__ void merge_row(const DecodeParams& p, int64_t row, const RowSplits& s
 
   const bool empty = total == 0;
   const float inverse = empty ? 0.0f : 1.0f / total;
-  const uint2 packed{pack<Element>(sum[0] * inverse, sum[1] * inverse), pack<Element>(sum[2] * inverse, sum[3] * inverse)};
+  const uint2 packed{pack<Element>(sum[0] * inverse, sum[1] * inverse),
+                     pack<Element>(sum[2] * inverse, sum[3] * inverse)};
   reinterpret_cast<uint2*>(static_cast<Element*>(p.out) + row * kLatent)[thread] = packed;
   if (thread == 0) p.lse[row] = empty ? -INFINITY : highest + logf(total);
 }
 
 template <class Element>
-__global__ void __launch_bounds__(kThreads) reduce_kernel(const __grid_constant__ DecodeParams p, int32_t rows_per_cta) {
+__global__ void __launch_bounds__(kThreads)
+    reduce_kernel(const __grid_constant__ DecodeParams p, int32_t rows_per_cta) {
   __shared__ RowSplits splits[kMaxRows];
   const int64_t rows = int64_t{p.tokens} * p.heads;
   const int64_t first = int64_t{blockIdx.x} * rows_per_cta;

@@ -16,17 +16,17 @@ struct DecodeShapes {
   int32_t max_q_len = 1;
   int32_t page_size = 64;
   std::vector<int32_t> kv_lens = {200, 0, 77};
-  std::vector<int32_t> q_lens;      // empty: max_q_len each
-  int32_t unowned_tokens = 0;       // behind the last request's
-  int32_t max_pages = 0;            // 0: what the longest request needs, and one more
+  std::vector<int32_t> q_lens;  // empty: max_q_len each
+  int32_t unowned_tokens = 0;   // behind the last request's
+  int32_t max_pages = 0;        // 0: what the longest request needs, and one more
   bool causal = true;
-  bool pair = false;                // latent and rope queries apart
-  bool bad_pages = false;           // some entries of the page table lead nowhere
+  bool pair = false;       // latent and rope queries apart
+  bool bad_pages = false;  // some entries of the page table lead nowhere
   bool batch_invariant = false;
   int32_t layers = 1;
   int32_t layer = 0;
-  int32_t skipped_pages = 0;        // unused ones in front of the used
-  int32_t tile_rows = 0;            // 0: the rule of the wrapper
+  int32_t skipped_pages = 0;  // unused ones in front of the used
+  int32_t tile_rows = 0;      // 0: the rule of the wrapper
   uint64_t seed = 1;
 
   std::string text() const {
@@ -70,8 +70,14 @@ struct PlanArrays {
       : items(max_items(batch * row_tiles, parts, batch_invariant)),
         part_offsets(parts + 1),
         tile_splits(batch * row_tiles) {
-    plan = {items.data(), part_offsets.data(), tile_splits.data(), parts, static_cast<int32_t>(items.size()),
-            static_cast<int32_t>(max_partials(batch * row_tiles, parts, batch_invariant)), row_tiles, tile_rows};
+    plan = {items.data(),
+            part_offsets.data(),
+            tile_splits.data(),
+            parts,
+            static_cast<int32_t>(items.size()),
+            static_cast<int32_t>(max_partials(batch * row_tiles, parts, batch_invariant)),
+            row_tiles,
+            tile_rows};
   }
 };
 

@@ -22,7 +22,9 @@ inline void require(bool condition, const std::string& text) {
   std::exit(1);
 }
 
-inline void check(cudaError_t status) { require(status == cudaSuccess, std::string("CUDA: ") + cudaGetErrorString(status)); }
+inline void check(cudaError_t status) {
+  require(status == cudaSuccess, std::string("CUDA: ") + cudaGetErrorString(status));
+}
 
 inline void check(const Error& error) { require(error.empty(), error); }
 
@@ -61,7 +63,8 @@ class Array {
   void poison() { check(cudaMemsetAsync(data_, 0xFF, count_ * sizeof(T), stream_of(device()))); }
 
   void upload(const std::vector<T>& values) {
-    check(cudaMemcpyAsync(data_, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice, stream_of(device())));
+    check(
+        cudaMemcpyAsync(data_, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice, stream_of(device())));
     synchronize();
   }
 
@@ -140,9 +143,12 @@ inline float host_float(__half x) { return __half2float(x); }
 
 template <class Element>
 constexpr DType dtype_of() {
-  if constexpr (std::is_same_v<Element, float>) return DType::kF32;
-  else if constexpr (std::is_same_v<Element, __half>) return DType::kF16;
-  else return DType::kBF16;
+  if constexpr (std::is_same_v<Element, float>)
+    return DType::kF32;
+  else if constexpr (std::is_same_v<Element, __half>)
+    return DType::kF16;
+  else
+    return DType::kBF16;
 }
 
 template <class Element>

@@ -45,7 +45,7 @@ class DecodeCase {
 
   DecodeCase(const DecodeShape& s, Random& random, int table_pages = 0) : shape(s) {
     const int batch = s.batch();
-    kv_lens.assign(s.kv_lens.begin(), s.kv_lens.end());
+    for (int n : s.kv_lens) kv_lens.push_back(n);
     tokens = batch * s.max_q_len;
     if (s.ragged) {
       cu_q_lens.push_back(0);

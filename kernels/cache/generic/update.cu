@@ -44,9 +44,7 @@ struct Owners {
   }
 };
 
-__device__ bool in_cache(const UpdateCacheParams& p, int32_t slot) {
-  return slot >= 0 && slot < p.pages * p.page_size;
-}
+__device__ bool in_cache(const UpdateCacheParams& p, int32_t slot) { return slot >= 0 && slot < p.pages * p.page_size; }
 
 __global__ void __launch_bounds__(kThreads) claim_kernel(const __grid_constant__ UpdateCacheParams p) {
   const int64_t token = int64_t{blockIdx.x} * kThreads + threadIdx.x;
@@ -90,8 +88,8 @@ __global__ void __launch_bounds__(kThreads) update_kernel(const __grid_constant_
   const float scale = p.k_scale == nullptr ? 1.0f : p.k_scale[p.k_scales > 1 ? layer : 0];
   const auto* latent = static_cast<const Vector<Element, kCount>*>(p.kv_c) + token * (kLatent / kCount);
   const auto* rope = static_cast<const Vector<Element, kCount>*>(p.k_pe) + token * (kRope / kCount);
-  auto* target = static_cast<Vector<Stored, kCount>*>(p.cache) +
-                 (layer * p.pages * p.page_size + slot) * (kWidth / kCount);
+  auto* target =
+      static_cast<Vector<Stored, kCount>*>(p.cache) + (layer * p.pages * p.page_size + slot) * (kWidth / kCount);
   for (int i = threadIdx.x % 32; i < kWidth / kCount; i += 32) {
     const Vector<Element, kCount> read = i < kLatent / kCount ? latent[i] : rope[i - kLatent / kCount];
     Vector<Stored, kCount> stored;

@@ -70,6 +70,7 @@ struct AmxTiles : BFloat16Pairs {
     const Unit* const more_keys = w.keys[token + kTileRows];
     for (int64_t unit = 0; unit < W::kUnits; unit += kTileUnits) {
       const Unit* const queries = w.queries + unit * w.stride + row;
+      if (row == 0) prefetch_next<2 * kTileRows>(w, token, unit);
       load_tile<4>(keys + unit, kTokenBytes);
       load_tile<6>(queries, stride);
       multiply_tiles<0, 4, 6>();

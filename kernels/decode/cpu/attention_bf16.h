@@ -19,7 +19,8 @@ struct E4M3Table {
     for (int i = 0; i < 128; i += kLanes) {
       Byte codes;
       for (int lane = 0; lane < kLanes; ++lane) codes[lane] = static_cast<uint8_t>(i + lane);
-      store_from_float<DType::kBF16>(bits + i, kType == DType::kE4M3FN ? e4m3_to_float<7>(codes) : e4m3_to_float<8>(codes));
+      store_from_float<DType::kBF16>(bits + i,
+                                     kType == DType::kE4M3FN ? e4m3_to_float<7>(codes) : e4m3_to_float<8>(codes));
     }
     E4M3Table table;
     memcpy(table.words, bits, sizeof(bits));
@@ -68,7 +69,8 @@ struct BFloat16Pairs {
     with_dtype(item.q_dtype, [&](auto type) {
       constexpr DType kType = decltype(type)::kValue;
       for (int64_t row = 0; row < item.rows; ++row) {
-        const char* const latent = static_cast<const char*>(item.q_latent) + row * item.q_latent_stride * bytes_of(kType);
+        const char* const latent =
+            static_cast<const char*>(item.q_latent) + row * item.q_latent_stride * bytes_of(kType);
         const char* const rope = static_cast<const char*>(item.q_rope) + row * item.q_rope_stride * bytes_of(kType);
         transpose_query<kType>(latent, kLatent, w.queries + row, w.stride);
         transpose_query<kType>(rope, kRope, w.queries + kLatent / 2 * w.stride + row, w.stride);
@@ -93,8 +95,8 @@ struct BFloat16Pairs {
   // Weaves two tokens' latents into pairs.
   static MLA_INLINE void weave(const Unit* even, const Unit* odd, Unit* target) {
     const auto index = [](int first) {
-      const __m512i pairs = _mm512_add_epi32(
-          _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0), _mm512_set1_epi32(first));
+      const __m512i pairs = _mm512_add_epi32(_mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0),
+                                             _mm512_set1_epi32(first));
       return _mm512_or_si512(pairs, _mm512_slli_epi32(_mm512_or_si512(pairs, _mm512_set1_epi32(32)), 16));
     };
     const __m512i low = index(0), high = index(16);

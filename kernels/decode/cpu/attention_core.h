@@ -31,18 +31,19 @@ struct BlockTokens {
   bool whole;  // none is masked
 };
 
-inline void locate(const AttentionItem& item, int32_t first, int32_t end, BlockTokens& block) {
+inline void locate(const AttentionItem& item, int64_t first, int32_t end, BlockTokens& block) {
   const int64_t token_bytes = kWidth * bytes_of(item.cache_dtype);
-  block.first = first;
-  block.count = smaller(kBlockTokens, end - first);
+  block.first = static_cast<int32_t>(first);
+  block.count = first < end ? smaller(kBlockTokens, static_cast<int32_t>(end - first)) : 0;
   block.whole = true;
-  int32_t page_index = first / item.page_size;
-  int32_t offset = first % item.page_size;
+  int64_t page_index = first / item.page_size;
+  auto offset = static_cast<int32_t>(first % item.page_size);
   for (int32_t t = 0; t < block.count; ++page_index, offset = 0) {
     const int64_t page = item.page_table[page_index];
     const bool valid = page >= 0 && page < item.pages;
     if (!valid) block.whole = false;
-    const char* token = static_cast<const char*>(item.cache) + (valid ? page * item.page_size + offset : 0) * token_bytes;
+    const char* token =
+        static_cast<const char*>(item.cache) + (valid ? page * item.page_size + offset : 0) * token_bytes;
     const int32_t page_end = smaller(block.count - t, item.page_size - offset) + t;
     for (; t < page_end; ++t, token += token_bytes) block.address[t] = valid ? token : nullptr;
   }
@@ -51,19 +52,36 @@ inline void locate(const AttentionItem& item, int32_t first, int32_t end, BlockT
 
 // ---- The two products, in register tiles.
 
+constexpr int64_t kLineUnits = 16;  // of a cache line
+
+// Asks for a line of each of some tokens of the next block, so that memory works while this block is multiplied.
+template <int kTokens, typename W>
+MLA_INLINE void prefetch_next(const W& w, int32_t token, int64_t unit) {
+  if (w.next == nullptr) return;
+  for (int t = 0; t < kTokens; ++t) {
+    // A masked token's address is null: asking for nothing costs nothing, and computing with it as a pointer is
+    // undefined.
+    const auto address = reinterpret_cast<uintptr_t>(w.next[token + t]) + unit * w.next_unit_bytes;
+    __builtin_prefetch(reinterpret_cast<const void*>(address), 0, 2);
+  }
+}
+
 template <typename A, int kTokens, int kVectors, typename W>
-MLA_INLINE void score_tile(const W& w, int32_t token, int64_t row) {
+__attribute__((noinline)) void score_tile(const W& w, int32_t token, int64_t row) {
   using Unit = typename A::Unit;
   const Unit* keys[kTokens];
   for (int t = 0; t < kTokens; ++t) keys[t] = w.keys[token + t];
   const Unit* queries = w.queries + row;
   Float sums[kTokens][kVectors] = {};
-  for (int64_t unit = 0; unit < W::kUnits; ++unit, queries += w.stride) {
-    typename A::Lanes q[kVectors];
-    for (int v = 0; v < kVectors; ++v) q[v] = A::load(queries + v * kLanes);
-    for (int t = 0; t < kTokens; ++t) {
-      const typename A::Lanes k = A::broadcast_unit(keys[t] + unit);
-      for (int v = 0; v < kVectors; ++v) sums[t][v] = A::multiply_add(sums[t][v], k, q[v]);
+  for (int64_t line = 0; line < W::kUnits; line += kLineUnits) {
+    if (row == 0) prefetch_next<kTokens>(w, token, line);  // once, by the first rows
+    for (int64_t unit = line; unit < line + kLineUnits; ++unit, queries += w.stride) {
+      typename A::Lanes q[kVectors];
+      for (int v = 0; v < kVectors; ++v) q[v] = A::load(queries + v * kLanes);
+      for (int t = 0; t < kTokens; ++t) {
+        const typename A::Lanes k = A::broadcast_unit(keys[t] + unit);
+        for (int v = 0; v < kVectors; ++v) sums[t][v] = A::multiply_add(sums[t][v], k, q[v]);
+      }
     }
   }
   for (int t = 0; t < kTokens; ++t) {
@@ -87,7 +105,7 @@ inline void score_block(const W& w, int32_t vectors, int32_t tokens) {
 }
 
 template <typename A, int kRows, int kVectors, typename W>
-MLA_INLINE void accumulate_tile(const W& w, int32_t row, int64_t column, int32_t value_rows) {
+__attribute__((noinline)) void accumulate_tile(const W& w, int32_t row, int64_t column, int32_t value_rows) {
   float* const target = w.accumulator + row * kAccumulatorStride + column;
   Float sums[kRows][kVectors];
   for (int r = 0; r < kRows; ++r) {
@@ -180,6 +198,7 @@ inline void reset(const AttentionItem& item, W& w) {
     w.row_max[row] = -__builtin_inff();
     w.row_sum[row] = 0;
   }
+  w.next_unit_bytes = kWidth * bytes_of(item.cache_dtype) / W::kUnits;
   memset(w.accumulator, 0, w.stride * kAccumulatorStride * sizeof(float));
   memset(w.zeros, 0, W::kUnits * sizeof(*w.zeros));
 }
@@ -221,9 +240,13 @@ inline void attend(const AttentionItem& item, void* scratch) {
   const int32_t vectors = (rows + kLanes - 1) / kLanes;
   // Limits ascend with the query, so the last row sees most and the first one least.
   const int32_t end = w.row_limit[rows - 1], common_end = w.row_limit[0];
-  for (int32_t first = item.kv_begin; first < end; first += kBlockTokens) {
-    BlockTokens block;
-    locate(item, first, end, block);
+  BlockTokens blocks[2];
+  locate(item, item.kv_begin, end, blocks[0]);
+  int index = 0;
+  for (int64_t first = item.kv_begin; first < end; first += kBlockTokens, index ^= 1) {
+    const BlockTokens& block = blocks[index];
+    locate(item, first + kBlockTokens, end, blocks[index ^ 1]);
+    w.next = first + kBlockTokens < end ? blocks[index ^ 1].address : nullptr;
     A::stage(item, block, w);
     A::scores(w, vectors, block.count);
 
@@ -245,7 +268,7 @@ inline void attend(const AttentionItem& item, void* scratch) {
     // A token hidden from some rows may hold NaN, and 0 * NaN is NaN: each query's rows take only what they see.
     for (int32_t begin = 0; begin < rows;) {
       const int32_t group_end = same_limit_end(w.row_limit, begin, rows);
-      const int32_t visible = smaller(block.count, w.row_limit[begin] - first);
+      const int32_t visible = smaller(block.count, w.row_limit[begin] - block.first);
       if (visible > 0) A::accumulate_first(w, begin, group_end, visible);
       begin = group_end;
     }

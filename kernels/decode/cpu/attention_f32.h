@@ -28,7 +28,8 @@ struct Float32 {
     with_dtype(item.q_dtype, [&](auto type) {
       constexpr DType kType = decltype(type)::kValue;
       for (int64_t row = 0; row < item.rows; ++row) {
-        const char* const latent = static_cast<const char*>(item.q_latent) + row * item.q_latent_stride * bytes_of(kType);
+        const char* const latent =
+            static_cast<const char*>(item.q_latent) + row * item.q_latent_stride * bytes_of(kType);
         const char* const rope = static_cast<const char*>(item.q_rope) + row * item.q_rope_stride * bytes_of(kType);
         transpose_query<kType>(latent, kLatent, w.queries + row, w.stride);
         transpose_query<kType>(rope, kRope, w.queries + kLatent * w.stride + row, w.stride);

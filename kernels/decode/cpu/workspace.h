@@ -12,23 +12,25 @@ constexpr int64_t kAccumulatorStride = kLatent + kSkew;
 // A Unit is what one lane multiplies at a time: kPack elements, 32 bits together.
 template <typename Unit, int kPack>
 struct Workspace {
-  static constexpr int64_t kUnits = kWidth / kPack;             // of a token
-  static constexpr int64_t kValueRows = kBlockTokens / kPack;   // of a block's values
+  static constexpr int64_t kUnits = kWidth / kPack;            // of a token
+  static constexpr int64_t kValueRows = kBlockTokens / kPack;  // of a block's values
 
-  int64_t stride;        // rows rounded up to whole vectors, skewed
-  Unit* queries;         // [kUnits][stride]
-  float* scores;         // [kBlockTokens][stride]; then the probabilities
-  Unit* probabilities;   // [kValueRows][stride], packed along tokens
-  float* accumulator;    // [stride][kAccumulatorStride]
-  float* row_max;        // [stride], in exponents of 2
-  float* row_sum;        // [stride]
-  float* row_factor;     // [stride]: what the accumulator shrinks by in this block
-  int32_t* row_limit;    // [stride]: a row sees tokens below it
-  Unit* staged;          // [kBlockTokens][kUnits]: tokens converted or made contiguous
-  Unit* value_rows;      // [kValueRows + 1][kAccumulatorStride]: packed along tokens; the last row is a spare
-  Unit* zeros;           // [kUnits]: stands for a token that may not be read
-  const Unit* keys[kBlockTokens];   // each token's row
-  const Unit* values[kValueRows];   // each row of values
+  int64_t stride;                  // rows rounded up to whole vectors, skewed
+  Unit* queries;                   // [kUnits][stride]
+  float* scores;                   // [kBlockTokens][stride]; then the probabilities
+  Unit* probabilities;             // [kValueRows][stride], packed along tokens
+  float* accumulator;              // [stride][kAccumulatorStride]
+  float* row_max;                  // [stride], in exponents of 2
+  float* row_sum;                  // [stride]
+  float* row_factor;               // [stride]: what the accumulator shrinks by in this block
+  int32_t* row_limit;              // [stride]: a row sees tokens below it
+  Unit* staged;                    // [kBlockTokens][kUnits]: tokens converted or made contiguous
+  Unit* value_rows;                // [kValueRows + 1][kAccumulatorStride]: packed along tokens; the last row is a spare
+  Unit* zeros;                     // [kUnits]: stands for a token that may not be read
+  const Unit* keys[kBlockTokens];  // each token's row
+  const Unit* values[kValueRows];  // each row of values
+  const char* const* next;         // [kBlockTokens]: the next block's tokens, to prefetch; null after the last
+  int64_t next_unit_bytes;         // of the cache, for each unit here
 
   // With memory null only measures.
   int64_t carve(void* memory, int32_t rows) {

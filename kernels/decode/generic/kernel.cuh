@@ -72,8 +72,8 @@ __device__ __forceinline__ void load_block(const Element* layer, uint32_t block,
 // A warp's part of Q K^T, written to its quarter of the scores.
 template <class Element, class Shape>
 __device__ __forceinline__ void score_block(const uint32_t (&queries)[Shape::kRowFragments][Shape::kSteps][4],
-                                            uint32_t block, SharedMemory<Shape>& shared, int row_group,
-                                            int token_group, int quarter) {
+                                            uint32_t block, SharedMemory<Shape>& shared, int row_group, int token_group,
+                                            int quarter) {
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   // K as B fragments: [token][column] is B transposed, as ldmatrix wants it. Matrices: tokens 0-7 columns 0-7, tokens
   // 0-7 columns 8-15, tokens 8-15 columns 0-7, tokens 8-15 columns 8-15: b0 and b1 of two neighbouring products.
@@ -107,7 +107,7 @@ __device__ __forceinline__ void score_block(const uint32_t (&queries)[Shape::kRo
 #pragma unroll
         for (int m = 0; m < Shape::kRowFragments; ++m) {
           const int row = (row_group * Shape::kRowFragments + m) * 16 + g;
-          const float(&d)[4] = sum[pair][n][m];
+          const float (&d)[4] = sum[pair][n][m];
           *reinterpret_cast<float2*>(&shared.scores[quarter][row][token]) = make_float2(d[0], d[1]);
           *reinterpret_cast<float2*>(&shared.scores[quarter][row + 8][token]) = make_float2(d[2], d[3]);
         }
@@ -305,7 +305,8 @@ __device__ __forceinline__ void wait_for_block(int stages) {
 }
 
 template <class Element, class Shape>
-__global__ void __launch_bounds__(Shape::kThreads, 1) decode_kernel(const __grid_constant__ DecodeParams p, int stages) {
+__global__ void __launch_bounds__(Shape::kThreads, 1)
+    decode_kernel(const __grid_constant__ DecodeParams p, int stages) {
   constexpr int kTokens = Shape::kTokens;
   extern __shared__ __align__(1024) unsigned char shared_base[];
   auto& shared = *reinterpret_cast<SharedMemory<Shape>*>(shared_base);

@@ -56,7 +56,7 @@ template <class Shape>
 struct alignas(128) SharedMemory {
   float scores[Shape::kQuarters][Shape::kRows][Shape::kScoreStride];
   uint16_t weights[Shape::kRows][Shape::kWeightStride];  // bits of the element type
-  int32_t visible_end[Shape::kRows];  // first key that a row does not see
+  int32_t visible_end[Shape::kRows];                     // first key that a row does not see
   float rescale[Shape::kRows];
   float inverse[Shape::kRows];  // of the sum of the weights
   alignas(16) int32_t slots[kMaxStages][Shape::kTokens];

@@ -1,0 +1,36 @@
+"""Decode serves inference: differentiating it raises a worded error."""
+
+import cases
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jax_mla import mla_decode
+
+OPERATION = "mla_decode"
+
+
+@pytest.mark.parametrize("name", ["kimi_k3_on_8", "ragged", "pair"])
+@pytest.mark.parametrize("transform", [jax.grad, jax.jit, lambda f: lambda q: jax.jvp(f, (q,), (q,))])
+def test_derivative_is_refused(transform, name, implementation):
+    inputs = cases.make(next(case for case in cases.DECODE_CASES if case.name == name))
+    q = jax.tree.map(jnp.asarray, inputs.q)
+
+    def loss(q):
+        out, lse = mla_decode(q, *inputs.args[1:], implementation=implementation, **inputs.arrays, **inputs.static)
+        return out.astype(jnp.float32).sum() + lse.sum()
+
+    differentiated = jax.jit(jax.grad(loss)) if transform is jax.jit else transform(loss)
+    with pytest.raises(NotImplementedError, match="mla_decode has no derivative: it serves inference"):
+        differentiated(q)
+
+
+def test_what_does_not_depend_on_decode_still_differentiates():
+    """A stopped gradient passes."""
+    inputs = cases.make(cases.DecodeCase("", (20,), q_dtype="float32", cache_dtype="float32", heads=2))
+
+    def loss(x):
+        out, _ = mla_decode(jax.lax.stop_gradient(x * inputs.q), *inputs.args[1:], **inputs.static)
+        return x * jax.lax.stop_gradient(out.sum())
+
+    assert jnp.isfinite(jax.grad(loss)(2.0))

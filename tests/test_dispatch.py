@@ -1,0 +1,164 @@
+"""What runs where: the capability table, explain, named implementations, fallbacks and their warning."""
+
+import dataclasses
+import warnings
+
+import cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+
+from jax_mla import _ffi, capabilities, dispatch, explain, mla_decode, override_capabilities
+from jax_mla.dispatch import Capability
+from jax_mla.heads import HeadCounts
+
+has_cpu_kernels = pytest.mark.skipif(not capabilities("cpu"), reason="the CPU module is not built")
+
+KERNEL = 'custom_call_target="jax_mla_decode"'
+
+
+def program(implementation, **options):
+    inputs = cases.make(cases.DecodeCase("", (130, 20)))
+    run = jax.jit(lambda *args: mla_decode(*args, implementation=implementation, **inputs.static, **options))
+    return run.lower(*inputs.args).compile().as_text()
+
+
+def test_cpu_kernels_are_built():
+    """The CPU module is part of every build."""
+    operations = {row.operation for row in capabilities("cpu")}
+    assert operations >= {"mla_decode", "update_cache", "merge_states", "pack_kv", "pack_kv_fp8"}
+
+
+@pytest.mark.gpu
+def test_cuda_kernels_are_built():
+    operations = {row.operation for row in capabilities("cuda")}
+    assert operations >= {"mla_decode", "update_cache", "merge_states"}
+    assert dispatch.default_platform() == "cuda"
+
+
+@has_cpu_kernels
+def test_a_named_implementation_runs_its_kernel():
+    for name in ("cpu", "cpu:portable"):
+        assert KERNEL in program(name)
+    assert KERNEL not in program("xla")
+
+
+@has_cpu_kernels
+def test_none_takes_the_best(monkeypatch):
+    monkeypatch.setattr(dispatch, "_default_device", lambda: ("cpu", jax.devices("cpu")[0]))
+    assert KERNEL in program(None)
+    best = capabilities("cpu")[0]
+    assert explain(target="cpu").row == best and explain(target="cpu").implementation == best.implementation
+
+
+@has_cpu_kernels
+def test_table_covers_what_the_design_promises():
+    """Every head count, float dtype and fp8 format on the CPU; every variant listed is compiled in."""
+    for q, cache in [(d, d) for d in ("bfloat16", "float16", "float32", "float8_e4m3fn")] + [
+        ("bfloat16", "float8_e4m3fn"),
+        ("float16", "float8_e4m3fnuz"),
+    ]:
+        for heads in (*range(1, 129), 144, 1024):
+            choice = explain(num_heads=heads, q_dtype=q, cache_dtype=cache, target="cpu")
+            assert choice.row is not None and choice.heads.padded_heads == heads, str(choice)
+    names = {row.variant for row in capabilities("cpu")}
+    assert names <= set(_ffi.MODULES["cpu"].variants()) and "portable" in names
+
+
+def test_targets_filter_the_table():
+    everything = capabilities()
+    assert set(capabilities("cpu")) <= set(everything)
+    assert {row.platform for row in capabilities("cpu")} <= {"cpu"}
+    assert {row.implementation for row in capabilities("cpu:portable")} <= {"cpu:portable"}
+    assert all(row.platform == "cuda" for row in capabilities("sm_90"))
+    for wrong in ("tpu", "sm90", "x86"):
+        with pytest.raises(ValueError, match="target is"):
+            capabilities(wrong)
+
+
+def row(platform="cuda", architecture="sm_80+", **changes):
+    some = HeadCounts(((1, 128, 1),))
+    values = {"variant": "generic", "q_dtype": "bfloat16", "cache_dtype": "bfloat16"}
+    values |= {"planner_heads": some, "reducer_heads": some, "tile_rows": (16, 64)}
+    return Capability(operation="mla_decode", platform=platform, architecture=architecture, **(values | changes))
+
+
+def test_explain_names_what_decided():
+    """Each refusal says why: platform, variant, architecture, dtypes, query lengths, heads."""
+    table = [row(), row(max_q_len=2, q_dtype="float16", cache_dtype="float16"), row("rocm", "gfx950")]
+    with override_capabilities(table):
+        served = explain(num_heads=24, target="sm_90")
+        assert served.row == table[0] and str(served).startswith("cuda: cuda:generic: sm_80+, q bfloat16")
+        assert "24 heads native" in served.reason
+        assert explain(target="sm_75").row is None and "on sm_75" in explain(target="sm_75").reason
+        assert explain(target="gfx950").row == table[2]
+        assert "on gfx942" in explain(target="gfx942").reason
+        assert "no cpu kernel for mla_decode" in explain(target="cpu").reason
+        assert "float32" in explain(q_dtype=jnp.float32, target="cuda").reason
+        long = explain(q_dtype="float16", q_len=3, target="cuda")
+        assert long.row is None and "takes 3 query tokens" in long.reason
+        assert "no head count from 144 on" in explain(num_heads=144, target="cuda").reason
+        assert explain(implementation="xla").implementation == "xla"
+        assert "another platform" in explain(implementation="rocm", target="cuda").reason
+        assert explain("update_cache", target="cuda").row is None
+    assert explain("mla_prefill", target="cpu").implementation == "xla"
+
+
+def test_tile_rows_fit_the_query_rows():
+    """The smallest tile that holds all (query, head) rows of a sequence, else the largest there is."""
+    with override_capabilities([row(tile_rows=(16, 32, 64))]):
+        sizes = {
+            (h, q): explain(num_heads=h, q_len=q, target="cuda").heads.tile_rows
+            for h, q in [(1, 1), (16, 1), (17, 1), (24, 1), (24, 2), (64, 1), (128, 1), (128, 4)]
+        }
+    assert list(sizes.values()) == [16, 16, 32, 32, 64, 64, 64, 64]
+
+
+def test_override_ends_with_its_context():
+    before = capabilities()
+    with override_capabilities([row()]):
+        assert capabilities() == (row(),)
+        with override_capabilities([]):
+            assert capabilities() == ()
+        assert capabilities() == (row(),)
+    assert capabilities() == before
+
+
+def test_fallback_on_a_gpu_warns_once(monkeypatch):
+    """XLA on a GPU is several times slower: said once for each reason, and not on the CPU."""
+    inputs = cases.make(cases.DecodeCase("", (13, 2)))
+    truth = oracle.decode(*inputs.args, **inputs.static)
+    dispatch._warn_once.cache_clear()
+    with override_capabilities([]):
+        oracle.assert_attention(mla_decode(*inputs.args, **inputs.static), truth, 1e-2)
+        monkeypatch.setattr(dispatch, "_default_device", lambda: ("cuda", jax.devices()[0]))
+        with pytest.warns(UserWarning, match="mla_decode runs through XLA on this GPU, several times slower"):
+            mla_decode(*inputs.args, **inputs.static)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            mla_decode(*inputs.args, **inputs.static)
+            mla_decode(*inputs.args, implementation="xla", **inputs.static)
+    dispatch._warn_once.cache_clear()
+
+
+@has_cpu_kernels
+def test_layouts_without_a_kernel_run_through_xla():
+    """fp8_ds_mla has no CPU kernel: None serves it through XLA, a named kernel says why not."""
+    inputs = cases.make(cases.DecodeCase("", (70, 9), cache_dtype=cases.DS_MLA))
+    oracle.assert_attention(
+        mla_decode(*inputs.args, **inputs.static), oracle.decode(*inputs.args, **inputs.static), 1e-2
+    )
+    with pytest.raises(NotImplementedError, match="no cpu kernel for mla_decode with q bfloat16 over a fp8_ds_mla"):
+        mla_decode(*inputs.args, implementation="cpu", **inputs.static)
+
+
+def test_rows_are_plain_data():
+    for entry in capabilities():
+        assert isinstance(entry.implementation, str)
+        assert all(
+            isinstance(value, (str, int, tuple, HeadCounts, type(None)))
+            for value in (getattr(entry, field.name) for field in dataclasses.fields(entry))
+        )
+        assert np.all(np.diff(entry.tile_rows) > 0)

@@ -1,0 +1,121 @@
+"""Lowering for GPUs from a machine without one, and jax.export."""
+
+import contextlib
+import dataclasses
+from functools import partial
+
+import cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+
+import jax_mla
+from jax_mla import mla_decode, override_capabilities, update_cache
+
+TARGETS = {"mla_decode": "jax_mla_decode", "plan_decode": "jax_mla_plan_decode", "update_cache": "jax_mla_update_cache"}
+
+
+@contextlib.contextmanager
+def kernels_for(*platforms):
+    """A table in which each platform has the CPU's kernels: which module is built here does not matter for lowering."""
+    rows = jax_mla.capabilities("cpu")
+    with override_capabilities(dataclasses.replace(row, platform=p) for p in platforms for row in rows):
+        yield
+
+
+@pytest.fixture(scope="module")
+def inputs():
+    return cases.make(cases.DecodeCase("", (130, 20), layers=2, layer=1))
+
+
+def step(implementation, static):
+    def run(q, cache, page_table, kv_lens, new, layer):
+        where = jax_mla.slots(page_table, kv_lens - 1, 64)
+        cache = update_cache(cache, new[:, :512], new[:, 512:], where, layer=layer, implementation=implementation)
+        return mla_decode(q, cache, page_table, kv_lens, layer=layer, implementation=implementation, **static), cache
+
+    return jax.jit(run, donate_argnums=1)
+
+
+def operands(inputs):
+    new = np.random.default_rng(0).standard_normal((2, 576)).astype(inputs.cache.dtype)
+    return (*inputs.args, new, np.int32(1))
+
+
+@pytest.mark.parametrize("platform", ["cuda", "rocm"])
+@pytest.mark.parametrize("named", [False, True], ids=["best", "named"])
+def test_lowering_from_the_cpu(named, platform, inputs):
+    """A CPU host lowers for a GPU: custom calls of that platform, the alias kept, no XLA branch left."""
+    with kernels_for("cuda", "rocm"):
+        run = step(platform if named else None, inputs.static)
+        text = run.trace(*operands(inputs)).lower(lowering_platforms=(platform,)).as_text()
+    for target in TARGETS.values():
+        assert text.count(f"@{target}(") == 1
+    assert "output_operand_alias" in text
+    assert "dot_general" not in text
+
+
+@pytest.mark.parametrize("platform", ["cuda", "rocm"])
+def test_lowering_without_a_kernel(platform, inputs):
+    """Where the platform has no kernel, the program for it is XLA's; a named implementation refuses."""
+    with kernels_for("cpu"):
+        text = step(None, inputs.static).trace(*operands(inputs)).lower(lowering_platforms=(platform,)).as_text()
+        assert "custom_call @jax_mla" not in text and "dot_general" in text
+        with pytest.raises(NotImplementedError, match=f"implementation='{platform}' cannot serve this call"):
+            step(platform, inputs.static).trace(*operands(inputs))
+
+
+def test_one_program_for_several_platforms(inputs):
+    """The choice is made for each platform of one program."""
+    with kernels_for("cpu", "cuda"):
+        run = step(None, inputs.static)
+        traced = run.trace(*operands(inputs))
+        text = traced.lower(lowering_platforms=("cpu", "cuda", "rocm")).as_text()
+    assert "@jax_mla_decode" in text and "dot_general" in text
+
+
+@pytest.mark.parametrize("platforms", [("cpu",), ("cpu", "cuda", "rocm")])
+def test_export_round_trip(platforms, inputs):
+    """Exported with the published names allowed, serialised, read back and called."""
+    run = step(None, inputs.static)
+    exported = jax.export.export(run, platforms=platforms, disabled_checks=jax_mla.export_checks())(*operands(inputs))
+    back = jax.export.deserialize(exported.serialize())
+    assert back.platforms == platforms
+    got, cache = back.call(*operands(inputs))
+    want, want_cache = run(*operands(inputs))
+    for a, b in zip((*got, cache), (*want, want_cache), strict=True):
+        np.testing.assert_array_equal(np.asarray(a).view(np.uint8), np.asarray(b).view(np.uint8))
+    truth = oracle.decode(inputs.q, want_cache, inputs.page_table, inputs.kv_lens, layer=1, **inputs.static)
+    oracle.assert_attention(got, truth, 1e-2)
+
+
+def test_export_needs_the_published_names(inputs):
+    """Without them jax.export refuses our custom calls; with them every operation passes."""
+    if not jax_mla.capabilities("cpu"):
+        return
+    with pytest.raises(ValueError, match="jax_mla_"):
+        jax.export.export(step(None, inputs.static), platforms=("cpu",))(*operands(inputs))
+    assert len(jax_mla.export_checks()) == len(jax_mla.CUSTOM_CALL_TARGETS)
+    state = np.zeros((3, 2, 128), np.float32), np.zeros((3, 2), np.float32)
+
+    def others(out, lse, kv_up, k_pe):
+        return jax_mla.merge_states(out, lse, out, lse), jax_mla.pack_kv(kv_up, k_pe), jax_mla.pack_kv_fp8(kv_up, k_pe)
+
+    arrays = (*state, jnp.zeros((3, 2, 256)), jnp.zeros((3, 64)))
+    exported = jax.export.export(jax.jit(others), platforms=("cpu",), disabled_checks=jax_mla.export_checks())(*arrays)
+    text = exported.mlir_module()
+    for name in ("merge_states", "pack_kv", "pack_kv_fp8"):
+        assert f"@jax_mla_{name}" in text
+
+
+def test_plan_made_here_is_not_for_another_platform(inputs):
+    """A plan belongs to one target: lowered for another one, the program refuses it instead of reading it wrongly."""
+    with kernels_for("cpu", "cuda"):
+        plan = jax_mla.plan_decode(
+            jnp.asarray(inputs.kv_lens), num_heads=24, cache=jax.ShapeDtypeStruct(inputs.cache.shape, "bfloat16")
+        )
+        run = jax.jit(partial(mla_decode, implementation="cuda", **inputs.static))
+        with pytest.raises(ValueError, match="plan was made for cpu"):
+            run.trace(*inputs.args, layer=np.int32(1), plan=plan)

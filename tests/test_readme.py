@@ -1,0 +1,101 @@
+"""README.md: the usage gives the right values, the generated tables are up to date, the links lead somewhere."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import jax_mla
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def tables():
+    spec = importlib.util.spec_from_file_location("tables", ROOT / "docs" / "tables.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_usage():
+    code = re.findall(r"```python\n(.*?)```", README, re.DOTALL)[0]
+    scope = {}
+    exec(compile(code, "README.md", "exec"), scope)
+    q, kv_c, k_pe, out, lse, cache = (
+        np.asarray(scope[name], np.float64) for name in ("q", "kv_c", "k_pe", "out", "lse", "cache")
+    )
+    assert out.shape == (2, 1, 24, 512)
+    for b, tokens in enumerate((100, 1)):  # all tokens but the new one are zeros
+        score = q[b, 0] @ np.concatenate([kv_c[b], k_pe[b]]) * 192**-0.5
+        weight = np.exp(score) / (np.exp(score) + tokens - 1)
+        np.testing.assert_allclose(out[b, 0], weight[:, None] * kv_c[b], atol=2e-2)
+        np.testing.assert_allclose(lse[b, 0], np.log(np.exp(score) + tokens - 1), atol=1e-3)
+    assert (cache[1, 2, 99 - 64, :512] == kv_c[0]).all()
+    assert (cache[1, 7, 0, 512:] == k_pe[1]).all()
+    assert np.count_nonzero(cache.any(-1)) == 2
+
+
+def test_tables_are_up_to_date(tables):
+    assert tables.refresh(README) == README, "run: python docs/tables.py"
+
+
+def test_support_table_names_what_runs_here(tables):
+    """Every capability of this machine stands in the table, whatever the generator did."""
+    table = README.split("<!-- support: by docs/tables.py -->")[1].split("<!-- end of support -->")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.strip().splitlines()[2:]]
+    short = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+    for row in jax_mla.capabilities():
+        lines = [r for r in rows if r[0] == row.operation and r[1].startswith(row.platform + ":")]
+        lines = [r for r in lines if row.variant in re.split("[:, ]+", r[1]) and r[2] == row.architecture]
+        assert len(lines) == 1, row
+        source, target = (short.get(name, name.removeprefix("float8_")) for name in (row.q_dtype, row.cache_dtype))
+        assert re.search(rf"(^|; ){source} → ([^;]+, )?{target}(,|;|$)", lines[0][3]), (row, lines[0])
+
+
+def test_tables_keep_what_this_machine_cannot_know(tables):
+    """Other platforms, architectures and CPU variants stay; what a module here no longer has goes."""
+    header = "<!-- support: by docs/tables.py -->\n"
+    rocm = "| mla_decode | rocm: gfx950 | gfx950 | bf16 → bf16 | 16-128 by 16, 24 | any | any |\n"
+    elsewhere = "| mla_decode | cpu: portable | riscv64 | bf16 → bf16 | 1-128 | any | any |\n"
+    gone = "| mla_decode | cpu: sse2 | x86_64 | bf16 → bf16 | 1-128 | any | any |\n"
+    start = README.index("| --- |", README.index(header)) + len("| --- " * len(tables.HEADER) + "|\n")
+    text = tables.refresh(README[:start] + rocm + elsewhere + gone + README[start:])
+    assert rocm in text
+    if jax_mla.capabilities("cpu"):
+        assert gone not in text
+        assert elsewhere in text
+    assert tables.refresh(text) == text
+
+
+def test_cpu_figures(tables):
+    """The last run alone makes the table."""
+    rows = [
+        '{"run": "a", "cell": [1, 64, 8, 1], "us": 1.0}',
+        '{"run": "b", "date": "2026-01-02T00:00:00", "device": "a CPU, 2 threads", "versions": {"jax": "0.10.2", '
+        '"jaxlib": "0.10.1"}, "cell": [4, 4096, 24, 1], "implementation": "cpu:avx2", "us": 3250.0, "TBps": 0.0058, '
+        '"TFLOPs": 0.263, "error": 0.0021, "ratio": 8.16}',
+    ]
+    text = tables._cpu_table("\n".join(rows))
+    assert text.startswith("a CPU, 2 threads; jax 0.10.2, jaxlib 0.10.1; 2026-01-02.\n\n| sequences x tokens, heads |")
+    assert text.endswith("| 4 x 4096, 24 | cpu:avx2 | 3.25 | 5.80 | 263 | 2.1e-03 | 8.2 |\n")
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/design.md"])
+def test_links_and_paths_exist(page):
+    """Links, and every path in backticks that names a folder of the repository."""
+    text = (ROOT / page).read_text()
+    base = (ROOT / page).parent
+    for link in re.findall(r"\]\(([^)#]+)\)", text):
+        assert link.startswith("https://") or (base / link).exists(), link
+    for path in re.findall(r"`((?:jax_mla|ffi|kernels|tests|benchmarks|docs|examples)/[\w/.]+)`", text):
+        assert (ROOT / path).exists(), path
+
+
+def test_every_public_function_is_named():
+    functions = [name for name in jax_mla.__all__ if name.islower()]
+    missing = [name for name in functions if not re.search(rf"\b{name}\b", README)]
+    assert not missing
