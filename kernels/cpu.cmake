@@ -8,9 +8,10 @@ get_filename_component(mla_root "${CMAKE_CURRENT_LIST_DIR}/.." ABSOLUTE)
 
 set(mla_cpu_sources
   kernels/cpu/capability.cc
-  kernels/cpu/convert.cc
   kernels/cpu/copy.cc
   kernels/cpu/isa.cc
+  kernels/cpu/rows.cc
+  kernels/cpu/rows_portable.cc
   kernels/cache/cpu/update_cache.cc
   kernels/decode/cpu/attention_portable.cc
   kernels/decode/cpu/decode.cc
@@ -25,9 +26,11 @@ endfunction()
 
 set(mla_avx2 -mavx2 -mfma -mf16c)
 # GCC 12 takes the undefined operand of its own AVX-512 intrinsics for a mistake of ours.
-set(mla_avx512 ${mla_avx2} -mavx512f -mavx512bw -mavx512dq -mavx512vl -Wno-maybe-uninitialized)
+set(mla_avx512 ${mla_avx2} -mavx512f -mavx512bw -mavx512dq -mavx512vl
+    $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
   list(APPEND mla_cpu_sources
+    kernels/cpu/rows_avx2.cc
     kernels/decode/cpu/attention_avx2.cc
     kernels/decode/cpu/attention_avx512.cc
     kernels/decode/cpu/attention_avx512_bf16.cc
@@ -45,6 +48,7 @@ if(JAX_MLA_EMULATE_AMX)
   target_compile_definitions(mla_cpu_kernels PRIVATE JAX_MLA_EMULATE_AMX)
 endif()
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
+  mla_isa_source(kernels/cpu/rows_avx2.cc ${mla_avx2})
   mla_isa_source(kernels/decode/cpu/attention_avx2.cc ${mla_avx2})
   mla_isa_source(kernels/decode/cpu/attention_avx512.cc ${mla_avx512})
   mla_isa_source(kernels/decode/cpu/attention_avx512_bf16.cc ${mla_avx512} -mavx512bf16)

@@ -7,7 +7,7 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
-from test_cache import assert_same_fp8, bits
+from helpers import assert_same_fp8, bits
 
 import jax_mla
 from jax_mla import pack_kv, pack_kv_fp8

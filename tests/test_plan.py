@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
+from helpers import assert_same_bits, served
 
 import jax_mla
 from jax_mla import _ffi, mla_decode, plan_decode, reference
@@ -42,7 +43,7 @@ SHAPES = (  # batch, heads, max_q_len, tile_rows, parts, overhead_blocks, min_pa
 @pytest.mark.parametrize("batch_invariant", [False, True], ids=["balanced", "invariant"])
 def test_planners_agree_with_the_loop(batch_invariant, ragged, implementation):
     """Every planner writes the same plan, bit for bit, unused items included, and it fits into the arrays."""
-    if implementation.startswith("cpu:"):
+    if ":" in implementation:
         return  # one planner for all variants
     rng = np.random.default_rng(0)
     for batch, num_heads, max_q_len, tile_rows, parts, overhead, least in SHAPES:
@@ -116,6 +117,8 @@ def make_plan(implementation, lengths, cache=(9, 64, 576), dtype="bfloat16", num
 def test_one_plan_serves_every_layer(name, implementation):
     """A plan made once gives the bits of a call that makes its own; made inside jit, as an argument, in a scan."""
     case = next(case for case in cases.DECODE_CASES if case.name == name)
+    if not served(OPERATION, implementation, case.q_dtype, case.cache_dtype, case.heads):
+        return
     inputs = cases.make(case)
     options = {"num_heads": case.heads, "cache": jax.ShapeDtypeStruct(inputs.cache.shape, inputs.cache.dtype)}
     if case.ragged:
@@ -132,9 +135,8 @@ def test_one_plan_serves_every_layer(name, implementation):
         return jax.lax.scan(lambda carry, _: (carry, decode(q, *args, **arrays)), 0, length=2)[1]
 
     scanned = layers(plan, *inputs.args, **inputs.arrays)
-    for a, b, c in zip(own, planned, scanned, strict=True):
-        np.testing.assert_array_equal(np.asarray(a).view(np.uint8), np.asarray(b).view(np.uint8))
-        np.testing.assert_array_equal(np.asarray(a).view(np.uint8), np.asarray(c[1]).view(np.uint8))
+    assert_same_bits(own, planned)
+    assert_same_bits(own, [x[1] for x in scanned])
 
 
 def test_plan_is_a_pytree(implementation):

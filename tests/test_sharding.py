@@ -1,5 +1,6 @@
 """Several devices: the shard_map helper, what it avoids, and the traps of shard_map's checks."""
 
+import math
 from functools import partial
 
 import cases
@@ -16,12 +17,19 @@ from jax_mla import mla_decode, plan_context, sharded_decode, update_cache
 
 OPERATION = "mla_decode"
 
-needs_4_devices = pytest.mark.skipif(jax.device_count() < 4, reason="needs 4 devices of the default backend")
-pytestmark = needs_4_devices
+
+def devices(count):
+    """Of the platform that the test runs on: a machine with a GPU may have fewer."""
+    default = jax.config.jax_default_device
+    found = jax.devices(default.platform if default else None)
+    if len(found) < count:
+        pytest.skip(f"needs {count} devices")
+    return found[:count]
 
 
-def mesh(**axes):
-    return jax.make_mesh(tuple(axes.values()), tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
+def mesh(kind=AxisType.Auto, **axes):
+    shape = tuple(axes.values())
+    return jax.make_mesh(shape, tuple(axes), axis_types=(kind,) * len(axes), devices=devices(math.prod(shape)))
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +82,8 @@ def test_bare_call_gathers(implementation):
 def test_explicit_axes_are_refused():
     """Operands sharded over explicit axes are seen while tracing, and refused with the way out."""
     inputs = cases.make(cases.DecodeCase("", (300, 70), heads=96))
-    explicit = jax.make_mesh((4,), ("heads",), axis_types=(AxisType.Explicit,))
-    q = jax.device_put(inputs.q, NamedSharding(explicit, P(None, None, "heads")))
+    over_heads = NamedSharding(mesh(AxisType.Explicit, heads=4), P(None, None, "heads"))
+    q = jax.device_put(inputs.q, over_heads)
     with pytest.raises(ValueError, match=r"q is sharded as .*heads.*sharded_decode, or inside jax.shard_map"):
         mla_decode(q, *inputs.args[1:], **inputs.static)
 

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import oracle
 import pytest
+from helpers import assert_same_bits
 
 from jax_mla import mla_decode, mla_sparse_decode, slots
 
@@ -124,10 +125,9 @@ def test_same_bits_each_time(implementation):
     setup = Setup.make(2500)
     q, indices = setup.q(2, 16), setup.choose(2, 2048)
     run = compiled(implementation)
-    first = [np.asarray(x).view(np.uint8) for x in run(q, setup.cache, indices)]
+    first = run(q, setup.cache, indices)
     for _ in range(5):
-        for a, b in zip(first, run(q, setup.cache, indices), strict=True):
-            np.testing.assert_array_equal(a, np.asarray(b).view(np.uint8))
+        assert_same_bits(first, run(q, setup.cache, indices))
 
 
 @pytest.mark.parametrize("lead, k", [((0,), 5), ((2,), 0), ((2, 0), 3)])

@@ -63,6 +63,9 @@ def gather_rows(
     cache: jax.Array, slots: jax.Array, *, layer: jax.Array | int | None, k_scale: jax.Array | None, dtype
 ) -> tuple[jax.Array, jax.Array]:
     """Dequantised rows [..., 576] of `slots` [...], and which of them exist; what the others hold means nothing."""
+    # XLA's CPU gathers fp8 and bf16 through a wider copy, made ahead of a loop for the whole cache: tying the cache to
+    # the slots keeps that inside, for the gathered rows alone.
+    cache, slots = jax.lax.optimization_barrier((cache, slots))
     by_slot = _by_slot(cache)
     layers, num_slots, _ = by_slot.shape
     if layers == 0 or num_slots == 0:

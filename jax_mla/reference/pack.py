@@ -6,25 +6,20 @@ import jax.numpy as jnp
 from jax_mla.reference.attend import NOPE, ROPE, cast, divide, is_fp8, multiply
 
 
-def _rope_key(k_pe: jax.Array, heads: int) -> jax.Array:
-    """[T, 64], or the rope part of gathered rows [T, 576], for every head: [T, H, 64]."""
-    rope = k_pe[:, -ROPE:]
-    return jnp.broadcast_to(rope[:, None, :], (rope.shape[0], heads, ROPE))
-
-
-def _beside(nope: jax.Array, rope: jax.Array) -> jax.Array:
-    """The two parts of a key in one array, as integers: as bf16, XLA's CPU would flush subnormal numbers to zero."""
+def _keys(nope: jax.Array, rope: jax.Array) -> jax.Array:
+    """[T, H, 192] of nope [T, H, 128] and rope [T, 64], as integers: XLA's CPU would flush subnormal bf16 to zero."""
     unsigned = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint64}[nope.dtype.itemsize]
-    parts = [jax.lax.bitcast_convert_type(part, unsigned) for part in (nope, rope)]
-    return jax.lax.bitcast_convert_type(jnp.concatenate(parts, axis=-1), nope.dtype)
+    nope_bits, rope_bits = (jax.lax.bitcast_convert_type(part, unsigned) for part in (nope, rope))
+    rope_bits = jnp.broadcast_to(rope_bits[:, None, :], (*nope.shape[:2], ROPE))
+    return jax.lax.bitcast_convert_type(jnp.concatenate([nope_bits, rope_bits], axis=-1), nope.dtype)
 
 
 def pack_kv(kv_up: jax.Array, k_pe: jax.Array, *, k_scale: jax.Array | None = None) -> jax.Array:
     """Keys [T, H, 192] in the dtype of `kv_up` [T, H, 256]: its nope part beside the rope key, which is dequantised."""
-    rope = _rope_key(k_pe, kv_up.shape[1])
+    rope = k_pe[:, -ROPE:]  # all of it, or the end of gathered rows
     if k_scale is not None:
         rope = multiply(rope.astype(jnp.float32), k_scale)
-    return _beside(kv_up[..., :NOPE], rope.astype(kv_up.dtype))
+    return _keys(kv_up[..., :NOPE], rope.astype(kv_up.dtype))
 
 
 def pack_kv_fp8(
@@ -47,11 +42,11 @@ def pack_kv_fp8(
         values = values if scale is None else divide(values.astype(jnp.float32), scale)
         return cast(values, dtype, saturate)
 
-    rope = _rope_key(k_pe, kv_up.shape[1])
+    rope = k_pe[:, -ROPE:]  # all of it, or the end of gathered rows
     if k_scale is not None:
         rope = multiply(rope.astype(jnp.float32), k_scale)
     elif is_fp8(rope.dtype) and (packed_k_scale is not None or rope.dtype != dtype):
         rope = rope.astype(jnp.float32)
     rope = rope if rope.dtype == dtype else quantise(rope, packed_k_scale)
-    k = _beside(quantise(kv_up[..., :NOPE], packed_k_scale), rope)
+    k = _keys(quantise(kv_up[..., :NOPE], packed_k_scale), rope)
     return k, quantise(kv_up[..., NOPE:], packed_v_scale)

@@ -25,7 +25,7 @@ struct Pair {
 };
 
 constexpr Pair kDecodePairs[] = {
-    {kBf16, kBf16},  {kF16, kF16},      {kF32, kF32},     {kBf16, kE4M3FN},     {kBf16, kE4M3FNUZ},
+    {kBf16, kBf16},  {kF16, kF16},      {kF32, kF32},       {kBf16, kE4M3FN},       {kBf16, kE4M3FNUZ},
     {kF16, kE4M3FN}, {kF16, kE4M3FNUZ}, {kE4M3FN, kE4M3FN}, {kE4M3FNUZ, kE4M3FNUZ},
 };
 constexpr Pair kSamePairs[] = {{kBf16, kBf16}, {kF16, kF16}, {kF32, kF32}};
@@ -42,10 +42,18 @@ std::vector<Capability> capabilities() {
     const auto isa = static_cast<cpu::Isa>(i);
     if (!cpu::runs_here(isa)) continue;
     for (const Pair& pair : kDecodePairs) {
-      rows.push_back({"mla_decode", cpu::name_of(isa), kArchitecture, pair.first, pair.second, heads, heads,
-                      {16, 32, 64, 128, 256}, 0});
+      rows.push_back({"mla_decode",
+                      cpu::name_of(isa),
+                      kArchitecture,
+                      pair.first,
+                      pair.second,
+                      heads,
+                      heads,
+                      {16, 32, 64, 128, 256},
+                      0});
     }
   }
+  // One entry whatever the machine runs: these wait for memory more than they compute.
   const auto add = [&](const char* operation, const Pair& pair) {
     const char* variant = cpu::name_of(cpu::Isa::kPortable);
     rows.push_back({operation, variant, kArchitecture, pair.first, pair.second, {}, {}, {}, 0});

@@ -1,7 +1,9 @@
 #include "kernels/cpu/isa.h"
 
-#if defined(__x86_64__) && defined(__linux__) && !defined(JAX_MLA_EMULATE_AMX)
+#if defined(__x86_64__)
 #include <cpuid.h>
+#endif
+#if defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -11,8 +13,12 @@ namespace {
 
 #if defined(__x86_64__)
 
+// Compilers' own test knows that the system saves the registers, but not every name.
 bool has_avx2() {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  unsigned a, b, c, d;
+  constexpr unsigned kF16C = 1u << 29;
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __get_cpuid(1, &a, &b, &c, &d) != 0 &&
+         (c & kF16C) != 0;
 }
 
 bool has_avx512() {

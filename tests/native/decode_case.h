@@ -14,20 +14,22 @@ struct DecodeShape {
   DType q_type = DType::kBF16, cache_type = DType::kBF16;
   int heads = 24, page_size = 64, max_q_len = 1, tile_rows = 32, parts = 4, layers = 1, layer = 0, variant = 0;
   bool ragged = false, causal = true, pair = false, batch_invariant = false, scales = false;
-  int extra_tokens = 0;           // query tokens that no request owns
-  std::vector<int> kv_lens;       // as given to decode, in bounds or not
-  std::vector<int> q_lens;        // ragged
+  int extra_tokens = 0;      // query tokens that no request owns
+  std::vector<int> kv_lens;  // as given to decode, in bounds or not
+  std::vector<int> q_lens;   // ragged
 
   int batch() const { return static_cast<int>(kv_lens.size()); }
 
   std::string text() const {
     std::string lens;
-    for (int b = 0; b < batch(); ++b) lens += " " + std::to_string(kv_lens[b]) + (ragged ? "/" + std::to_string(q_lens[b]) : "");
+    for (int b = 0; b < batch(); ++b)
+      lens += " " + std::to_string(kv_lens[b]) + (ragged ? "/" + std::to_string(q_lens[b]) : "");
     char line[256];
-    std::snprintf(line, sizeof(line), "variant %d q %s cache %s heads %d page %d q_len %d rows %d parts %d layer %d/%d%s%s%s%s%s kv",
-                  variant, name_of(q_type), name_of(cache_type), heads, page_size, max_q_len, tile_rows, parts, layer, layers,
-                  ragged ? " ragged" : "", causal ? " causal" : "", pair ? " pair" : "", batch_invariant ? " invariant" : "",
-                  scales ? " scales" : "");
+    std::snprintf(line, sizeof(line),
+                  "variant %d q %s cache %s heads %d page %d q_len %d rows %d parts %d layer %d/%d%s%s%s%s%s kv",
+                  variant, name_of(q_type), name_of(cache_type), heads, page_size, max_q_len, tile_rows, parts, layer,
+                  layers, ragged ? " ragged" : "", causal ? " causal" : "", pair ? " pair" : "",
+                  batch_invariant ? " invariant" : "", scales ? " scales" : "");
     return line + lens;
   }
 };
@@ -99,17 +101,24 @@ class DecodeCase {
     partial_lse.resize(partials * s.tile_rows);
   }
 
-  DType out_type() const { return size_of(shape.q_type) == 1 ? DType::kBF16 : shape.q_type; }
+  DType out_type() const { return is_fp8(shape.q_type) ? DType::kBF16 : shape.q_type; }
 
   DecodePlan plan() {
     const auto partials = static_cast<int32_t>(partial_lse.size() / shape.tile_rows);
-    return {items.data(), part_offsets.data(), splits.data(), shape.parts, static_cast<int32_t>(items.size()), partials,
-            row_tiles, shape.tile_rows};
+    return {items.data(), part_offsets.data(), splits.data(),  shape.parts, static_cast<int32_t>(items.size()),
+            partials,     row_tiles,           shape.tile_rows};
   }
 
   PlanDecodeParams plan_params() {
-    return {kv_lens.data(), shape.ragged ? cu_q_lens.data() : nullptr, plan(), shape.batch(), shape.heads, shape.max_q_len,
-            /*overhead_blocks=*/1, /*min_part_blocks=*/1, shape.batch_invariant};
+    return {kv_lens.data(),
+            shape.ragged ? cu_q_lens.data() : nullptr,
+            plan(),
+            shape.batch(),
+            shape.heads,
+            shape.max_q_len,
+            /*overhead_blocks=*/1,
+            /*min_part_blocks=*/1,
+            shape.batch_invariant};
   }
 
   Error make_plan(const Device& device) {
@@ -129,8 +138,8 @@ class DecodeCase {
     p.page_table = page_table.data();
     p.kv_lens = kv_lens.data();
     p.cu_q_lens = s.ragged ? cu_q_lens.data() : nullptr;
-    p.q_scale = s.scales && size_of(s.q_type) == 1 ? &q_scale : nullptr;
-    const bool fp8 = size_of(s.cache_type) == 1;
+    p.q_scale = s.scales && is_fp8(s.q_type) ? &q_scale : nullptr;
+    const bool fp8 = is_fp8(s.cache_type);
     p.k_scale = s.scales && fp8 ? k_scale.data() : nullptr;
     p.plan = plan();
     p.out = out.data();
@@ -180,10 +189,10 @@ class DecodeCase {
   std::string compare(double out_tolerance, double lse_tolerance, double* worst) const {
     const DecodeShape& s = shape;
     std::vector<bool> owned(tokens, false);
-    const bool fp8 = size_of(s.cache_type) == 1;
+    const bool fp8 = is_fp8(s.cache_type);
     const bool has_layer = layer >= 0 && layer < s.layers;
     const double k_factor = fp8 && s.scales && has_layer ? k_scale[layer] : 1;
-    const double q_factor = size_of(s.q_type) == 1 && s.scales ? q_scale : 1;
+    const double q_factor = is_fp8(s.q_type) && s.scales ? q_scale : 1;
     double error = 0, norm = 0;
     for (int b = 0; b < s.batch(); ++b) {
       const int64_t first = s.ragged ? cu_q_lens[b] : b * s.max_q_len;
@@ -196,14 +205,16 @@ class DecodeCase {
         const int64_t slot = slot_of(b, j);
         masked.push_back(slot < 0);
         for (int c = 0; c < kWidth; ++c) {
-          keys.push_back(slot < 0 ? 0 : k_factor * cache.at((int64_t{layer} * pages * s.page_size + slot) * kWidth + c));
+          keys.push_back(slot < 0 ? 0
+                                  : k_factor * cache.at((int64_t{layer} * pages * s.page_size + slot) * kWidth + c));
         }
       }
       for (int64_t i = 0; i < std::min<int64_t>(n, s.max_q_len); ++i) {
         owned[first + i] = true;
         const int64_t visible = s.causal ? std::min(reach, kv_len - n + i + 1) : reach;
         for (int h = 0; h < s.heads; ++h) {
-          const std::string wrong = compare_row((first + i) * s.heads + h, keys, masked, visible, q_factor, lse_tolerance, &error, &norm);
+          const std::string wrong =
+              compare_row((first + i) * s.heads + h, keys, masked, visible, q_factor, lse_tolerance, &error, &norm);
           if (!wrong.empty()) return wrong;
         }
       }
@@ -221,8 +232,8 @@ class DecodeCase {
   }
 
  private:
-  std::string compare_row(int64_t row, const std::vector<double>& keys, const std::vector<bool>& masked, int64_t visible,
-                          double q_factor, double lse_tolerance, double* error, double* norm) const {
+  std::string compare_row(int64_t row, const std::vector<double>& keys, const std::vector<bool>& masked,
+                          int64_t visible, double q_factor, double lse_tolerance, double* error, double* norm) const {
     std::vector<double> scores;
     double query_row[kWidth], largest = -kInfinity, sum = 0;
     for (int c = 0; c < kWidth; ++c) query_row[c] = query(row, c);

@@ -47,6 +47,8 @@ T choose(Random& random, std::initializer_list<T> from) {
 
 inline int size_of(DType type) { return type == DType::kF32 ? 4 : type == DType::kBF16 || type == DType::kF16 ? 2 : 1; }
 
+inline bool is_fp8(DType type) { return size_of(type) == 1; }
+
 inline const char* name_of(DType type) {
   switch (type) {
     case DType::kF32: return "f32";
@@ -94,7 +96,8 @@ inline double value_of(DType type, uint32_t code) {
   static const auto tables = [] {
     std::vector<std::vector<double>> all(5);
     for (DType t : {DType::kBF16, DType::kF16, DType::kE4M3FN, DType::kE4M3FNUZ}) {
-      for (uint32_t i = 0; i < (size_of(t) == 2 ? 65536u : 256u); ++i) all[static_cast<int>(t)].push_back(decode_code(t, i));
+      for (uint32_t i = 0; i < (size_of(t) == 2 ? 65536u : 256u); ++i)
+        all[static_cast<int>(t)].push_back(decode_code(t, i));
     }
     return all;
   }();
@@ -122,7 +125,10 @@ inline uint32_t encode(DType type, double x) {
   if (std::isnan(x)) return nan_code(type);
   const Format format = format_of(type);
   const uint32_t sign = std::signbit(x) ? 1u << (format.exponent_bits + format.mantissa) : 0;
-  const uint32_t largest = type == DType::kBF16 ? 0x7f7f : type == DType::kF16 ? 0x7bff : type == DType::kE4M3FN ? 0x7e : 0x7f;
+  const uint32_t largest = type == DType::kBF16     ? 0x7f7f
+                           : type == DType::kF16    ? 0x7bff
+                           : type == DType::kE4M3FN ? 0x7e
+                                                    : 0x7f;
   const double magnitude = std::fabs(x);
   uint32_t low = 0, high = largest;  // positive codes ascend with their values
   while (low < high) {
@@ -197,5 +203,8 @@ class Report {
  private:
   int64_t checks_ = 0, failures_ = 0, printed_ = 0, all_failures_ = 0;
 };
+
+inline Report report;
+inline bool quick = false;  // fewer cases
 
 }  // namespace mla::test

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "kernels/cpu/convert.h"
+#include "kernels/cpu/rows.h"
 #include "kernels/entry.h"
 
 namespace mla {
@@ -22,7 +22,7 @@ Error update_cache(const UpdateCacheParams& p, const Device& device) {
   const char* const kv_c = static_cast<const char*>(p.kv_c);
   const char* const k_pe = static_cast<const char*>(p.k_pe);
   const bool same = p.cache_dtype == p.input_dtype;
-  const cpu::ConvertRow convert = cpu::convert_row(p.cache_dtype, p.input_dtype);
+  const cpu::ConvertRow convert = cpu::row_kernels().convert(p.cache_dtype, p.input_dtype);
   cpu::Conversion conversion;
   conversion.divide = p.k_scale == nullptr ? 1.0f : p.k_scale[p.k_scales > 1 ? layer : 0];
   conversion.saturate = p.saturate;

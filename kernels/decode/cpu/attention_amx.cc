@@ -45,7 +45,8 @@ struct AmxTiles : BFloat16Pairs {
     const int32_t taken = (block.count + 31) / 32 * 32;
     for (int32_t first = 0; first < taken; first += kTileRows) {
       bool in_place = true;
-      for (int32_t t = first; t < first + kTileRows; ++t) in_place &= w.keys[t] == w.keys[first] + (t - first) * W::kUnits;
+      for (int32_t t = first; t < first + kTileRows; ++t)
+        in_place &= w.keys[t] == w.keys[first] + (t - first) * W::kUnits;
       if (in_place) continue;
       for (int32_t t = first; t < first + kTileRows; ++t) {
         Unit* const target = w.staged + t * W::kUnits;

@@ -8,5 +8,5 @@ static int64_t scratch_bytes(int32_t rows) { return BFloat16Pairs::W{}.carve(nul
 
 }  // namespace mla::avx512_bf16
 
-const mla::cpu::AttentionKernel mla::cpu::kAvx512Bf16Attention = {mla::avx512_bf16::scratch_bytes,
-                                                                  mla::avx512_bf16::attend<mla::avx512_bf16::BFloat16Pairs>};
+const mla::cpu::AttentionKernel mla::cpu::kAvx512Bf16Attention = {
+    mla::avx512_bf16::scratch_bytes, mla::avx512_bf16::attend<mla::avx512_bf16::BFloat16Pairs>};

@@ -4,14 +4,15 @@
 // broadcast straight from the cache, and the softmax runs down the lanes without a sum across them. The values are
 // then weighted with lanes along the 512 columns. Either product reads 32-bit units: a float, or a pair of bf16.
 //
-// An Arithmetic says how:
-//   Unit, kPack                        what one lane multiplies
-//   multiply_add(sum, a, b)            Lanes of units; in kLanes floats
-//   pack_queries(item, workspace)      fills `queries`
-//   stage(item, tokens, count, w)      fills keys and values
-//   scores(w, vectors, tokens)         fills `scores`
-//   pack_probabilities(w, ...)         fills `probabilities`
-//   accumulate(w, ...)                 adds the weighted values
+// An Arithmetic has
+//   Unit, kPack, Lanes                           what one lane multiplies, how many elements it holds, a vector of them
+//   load, broadcast_unit, multiply_add           on Lanes; sums are vectors of floats
+//   pack_queries(item, w)                        fills w.queries
+//   stage(item, block, w)                        fills w.keys and w.values
+//   scores(w, vectors, tokens)                   fills w.scores
+//   pack_probabilities(w, vectors)               fills w.probabilities
+//   accumulate(w, rows, tokens)                  adds a block's weighted values to all rows
+//   accumulate_first(w, begin, end, tokens)      adds those of its first tokens to some rows
 #pragma once
 
 #include "kernels/decode/cpu/attention.h"
@@ -59,8 +60,7 @@ template <int kTokens, typename W>
 MLA_INLINE void prefetch_next(const W& w, int32_t token, int64_t unit) {
   if (w.next == nullptr) return;
   for (int t = 0; t < kTokens; ++t) {
-    // A masked token's address is null: asking for nothing costs nothing, and computing with it as a pointer is
-    // undefined.
+    // In integers, since a masked token's address is null, which a prefetch may be near and a pointer may not.
     const auto address = reinterpret_cast<uintptr_t>(w.next[token + t]) + unit * w.next_unit_bytes;
     __builtin_prefetch(reinterpret_cast<const void*>(address), 0, 2);
   }
@@ -191,7 +191,7 @@ inline void rescale(const W& w, int32_t rows) {
 
 template <typename W>
 inline void reset(const AttentionItem& item, W& w) {
-  for (int64_t row = 0; row < w.stride; ++row) {
+  for (int64_t row = 0; row < w.rows; ++row) {
     int64_t limit = 0;
     if (row < item.rows) limit = item.first_limit + (item.first_row + row) / item.heads;
     w.row_limit[row] = limit < 0 ? 0 : limit > item.kv_end ? item.kv_end : static_cast<int32_t>(limit);
@@ -199,7 +199,7 @@ inline void reset(const AttentionItem& item, W& w) {
     w.row_sum[row] = 0;
   }
   w.next_unit_bytes = kWidth * bytes_of(item.cache_dtype) / W::kUnits;
-  memset(w.accumulator, 0, w.stride * kAccumulatorStride * sizeof(float));
+  memset(w.accumulator, 0, w.rows * kAccumulatorStride * sizeof(float));
   memset(w.zeros, 0, W::kUnits * sizeof(*w.zeros));
 }
 

@@ -2,8 +2,8 @@
 #include <atomic>
 #include <cstdlib>
 
-#include "kernels/cpu/convert.h"
 #include "kernels/cpu/isa.h"
+#include "kernels/cpu/rows.h"
 #include "kernels/decode/cpu/attention.h"
 #include "kernels/decode/cpu/reduce.h"
 #include "kernels/decode/cpu/requests.h"
@@ -39,10 +39,10 @@ class Scratch {
   int64_t bytes_ = 0;
 };
 
-bool fits_bf16(DType type) { return cpu::size_of(type) == 1 || type == DType::kBF16; }
+[[maybe_unused]] bool fits_bf16(DType type) { return cpu::size_of(type) == 1 || type == DType::kBF16; }
 
 // fp16 and fp32 keep more than bf16 holds: the sets whose bf16 kernels come first run those in fp32.
-const AttentionKernel& kernel_of(Isa isa, DType q, DType cache) {
+const AttentionKernel& kernel_of([[maybe_unused]] Isa isa, [[maybe_unused]] DType q, [[maybe_unused]] DType cache) {
 #if defined(__x86_64__)
   const bool bf16 = fits_bf16(q) && fits_bf16(cache);
   switch (isa) {
@@ -52,8 +52,6 @@ const AttentionKernel& kernel_of(Isa isa, DType q, DType cache) {
     case Isa::kAvx2: return cpu::kAvx2Attention;
     case Isa::kPortable: break;
   }
-#else
-  (void)isa, (void)q, (void)cache, (void)fits_bf16;
 #endif
   return cpu::kPortableAttention;
 }

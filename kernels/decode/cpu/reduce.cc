@@ -1,5 +1,6 @@
 #include "kernels/decode/cpu/reduce.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -15,7 +16,7 @@ namespace {
 using namespace mla::portable;
 
 constexpr float kEmpty = -std::numeric_limits<float>::infinity();
-constexpr int64_t kGrainTokens = 1;
+constexpr int64_t kGrainRows = 16;
 
 void write_empty(const DecodeParams& p, int64_t row) {
   p.lse[row] = kEmpty;
@@ -26,9 +27,14 @@ void write_empty(const DecodeParams& p, int64_t row) {
 // Partials hold normalised outputs, so each weighs exp(lse). One with an lse of -inf saw no key, and is not read.
 void merge_partials(const DecodeParams& p, int64_t row, TileSplits splits, int64_t row_in_tile) {
   const auto slot = [&](int32_t i) { return (int64_t{splits.first_partial} + i) * p.plan.tile_rows + row_in_tile; };
-  float largest = kEmpty;
-  for (int32_t i = 0; i < splits.count; ++i) largest = std::fmax(largest, p.partial_lse[slot(i)]);
-  if (largest == kEmpty) return write_empty(p, row);
+  float largest = kEmpty;  // of those that are numbers
+  bool empty = true;
+  for (int32_t i = 0; i < splits.count; ++i) {
+    const float lse = p.partial_lse[slot(i)];
+    if (lse != kEmpty) empty = false;
+    largest = std::fmax(largest, lse);
+  }
+  if (empty) return write_empty(p, row);
 
   alignas(16) float sums[kLatent] = {};
   float total = 0;
@@ -55,7 +61,8 @@ void reduce_row(const DecodeParams& p, int32_t request, int64_t row_in_request, 
   if (tile >= p.plan.row_tiles) return write_empty(p, row);
   const TileSplits splits = p.plan.tile_splits[int64_t{request} * p.plan.row_tiles + tile];
   if (splits.count == 1) return;
-  const bool in_bounds = splits.first_partial >= 0 && int64_t{splits.first_partial} + splits.count <= p.plan.max_partials;
+  const bool in_bounds =
+      splits.first_partial >= 0 && int64_t{splits.first_partial} + splits.count <= p.plan.max_partials;
   if (splits.count < 1 || !in_bounds) return write_empty(p, row);
   merge_partials(p, row, splits, row_in_request % p.plan.tile_rows);
 }
@@ -74,15 +81,18 @@ void reduce(const DecodeParams& p, const Device& device) {
       for (int64_t i = 0; i < request.queries; ++i) owners[request.first_token + i] = {b, static_cast<int32_t>(i)};
     }
   }
-  parallel_ranges(device, p.tokens, kGrainTokens, [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) {
-      for (int64_t h = 0; h < p.heads; ++h) {
-        const int64_t row = t * p.heads + h;
-        if (owners[t].request < 0) {
-          write_empty(p, row);
-        } else {
-          reduce_row(p, owners[t].request, int64_t{owners[t].query} * p.heads + h, row);
-        }
+  // Without a split tile there is next to nothing to do.
+  const int64_t tiles = int64_t{p.batch} * p.plan.row_tiles;
+  const bool split =
+      std::any_of(p.plan.tile_splits, p.plan.tile_splits + tiles, [](TileSplits s) { return s.count > 1; });
+  const int64_t rows = int64_t{p.tokens} * p.heads;
+  parallel_ranges(device, rows, split ? kGrainRows : rows, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const Owner owner = owners[row / p.heads];
+      if (owner.request < 0) {
+        write_empty(p, row);
+      } else {
+        reduce_row(p, owner.request, int64_t{owner.query} * p.heads + row % p.heads, row);
       }
     }
   });

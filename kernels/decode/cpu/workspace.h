@@ -15,15 +15,16 @@ struct Workspace {
   static constexpr int64_t kUnits = kWidth / kPack;            // of a token
   static constexpr int64_t kValueRows = kBlockTokens / kPack;  // of a block's values
 
-  int64_t stride;                  // rows rounded up to whole vectors, skewed
+  int64_t rows;                    // rounded up to whole vectors and tiles
+  int64_t stride;                  // rows, skewed
   Unit* queries;                   // [kUnits][stride]
   float* scores;                   // [kBlockTokens][stride]; then the probabilities
   Unit* probabilities;             // [kValueRows][stride], packed along tokens
-  float* accumulator;              // [stride][kAccumulatorStride]
-  float* row_max;                  // [stride], in exponents of 2
-  float* row_sum;                  // [stride]
-  float* row_factor;               // [stride]: what the accumulator shrinks by in this block
-  int32_t* row_limit;              // [stride]: a row sees tokens below it
+  float* accumulator;              // [rows][kAccumulatorStride]
+  float* row_max;                  // [rows], in exponents of 2
+  float* row_sum;                  // [rows]
+  float* row_factor;               // [rows]: what the accumulator shrinks by in this block
+  int32_t* row_limit;              // [rows]: a row sees tokens below it
   Unit* staged;                    // [kBlockTokens][kUnits]: tokens converted or made contiguous
   Unit* value_rows;                // [kValueRows + 1][kAccumulatorStride]: packed along tokens; the last row is a spare
   Unit* zeros;                     // [kUnits]: stands for a token that may not be read
@@ -33,22 +34,23 @@ struct Workspace {
   int64_t next_unit_bytes;         // of the cache, for each unit here
 
   // With memory null only measures.
-  int64_t carve(void* memory, int32_t rows) {
+  int64_t carve(void* memory, int32_t item_rows) {
     int64_t used = 0;
     const auto take = [&](auto*& pointer, int64_t count) {
       pointer = reinterpret_cast<decltype(+pointer)>(reinterpret_cast<uintptr_t>(memory) + used);
       used += (count * 4 + 63) / 64 * 64;
     };
-    stride = (rows + 15) / 16 * 16 + kSkew;
+    rows = (item_rows + 15) / 16 * 16;
+    stride = rows + kSkew;
     take(queries, kUnits * stride);
     take(scores, kBlockTokens * stride);
     take(probabilities, kPack == 1 ? 0 : kValueRows * stride);
     if (kPack == 1) probabilities = reinterpret_cast<Unit*>(scores);
-    take(accumulator, stride * kAccumulatorStride);
-    take(row_max, stride);
-    take(row_sum, stride);
-    take(row_factor, stride);
-    take(row_limit, stride);
+    take(accumulator, rows * kAccumulatorStride);
+    take(row_max, rows);
+    take(row_sum, rows);
+    take(row_factor, rows);
+    take(row_limit, rows);
     take(staged, kBlockTokens * kUnits);
     take(value_rows, kPack == 1 ? 0 : (kValueRows + 1) * kAccumulatorStride);
     take(zeros, kUnits);

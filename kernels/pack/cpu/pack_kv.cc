@@ -1,8 +1,8 @@
 // Full keys: each head's nope part beside the rope part that all heads share; values apart when asked for.
 #include <cstring>
 
-#include "kernels/cpu/convert.h"
 #include "kernels/cpu/parallel.h"
+#include "kernels/cpu/rows.h"
 #include "kernels/entry.h"
 
 namespace mla {
@@ -27,7 +27,9 @@ struct Row {
 
 Row row(DType target, DType source, float multiply, float divide, bool saturate) {
   const bool copy = target == source && multiply == 1.0f && divide == 1.0f;
-  return {copy ? nullptr : cpu::convert_row(target, source), {multiply, divide, saturate}, cpu::size_of(target),
+  return {copy ? nullptr : cpu::row_kernels().convert(target, source),
+          {multiply, divide, saturate},
+          cpu::size_of(target),
           cpu::size_of(source)};
 }
 
@@ -46,8 +48,7 @@ Error pack_kv(const PackKvParams& p, const Device& device) {
   const int64_t grain = 1 + kGrainBytes / (heads * kHeadDim * size);
   cpu::parallel_ranges(device, p.tokens, grain, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
-      const char* const pe =
-          static_cast<const char*>(p.k_pe) + (p.k_pe_offset + t * p.k_pe_stride) * rope.source_size;
+      const char* const pe = static_cast<const char*>(p.k_pe) + (p.k_pe_offset + t * p.k_pe_stride) * rope.source_size;
       char packed_pe[kRope * sizeof(float)];
       rope(packed_pe, pe, kRope);
       for (int64_t row = t * heads; row < (t + 1) * heads; ++row) {
