@@ -24,8 +24,7 @@ SIXTEENS = HeadCounts(((16, 128, 16), (144, 4096, 16)))
 def table(implementation, planner, reducer):
     """The compiled-in table with other head counts, for the planner and for the reducer."""
     rows = jax_mla.capabilities(implementation.partition(":")[0])
-    yield_rows = [dataclasses.replace(row, planner_heads=planner, reducer_heads=reducer) for row in rows]
-    with override_capabilities(yield_rows):
+    with override_capabilities(dataclasses.replace(r, planner_heads=planner, reducer_heads=reducer) for r in rows):
         yield
 
 
