@@ -27,6 +27,7 @@ def parse() -> argparse.Namespace:
 
 
 ARGUMENTS = parse()
+os.environ["JAX_PLATFORMS"] = "cpu"  # also on a machine with a GPU
 # Variants that a machine limited to --isa has.
 NARROW = {"AVX2": ("avx2", "portable"), "AVX512": ("avx512", "avx2", "portable")}
 if ARGUMENTS.isa:

@@ -1,5 +1,6 @@
 """What several test files share: comparing bits, and asking whether an implementation has a kernel."""
 
+import jax
 import numpy as np
 
 import jax_mla
@@ -20,6 +21,11 @@ def assert_same_fp8(got, want):
     nan = np.isnan(np.asarray(want).astype(np.float32))
     np.testing.assert_array_equal(np.isnan(np.asarray(got).astype(np.float32)), nan)
     np.testing.assert_array_equal(bits(got)[~nan], bits(want)[~nan])
+
+
+def on_gpu():
+    """Whether the test at hand runs on a GPU (the implementation fixture chose the device)."""
+    return jax.config.jax_default_device.platform == "gpu"
 
 
 def served(operation, implementation, q_dtype, cache_dtype, heads=24):
