@@ -18,8 +18,8 @@ constexpr int32_t kWorkTokens = MLA_WORK_TOKENS;
 // A Unit is what one lane multiplies at a time: kPack elements, 32 bits together.
 template <typename Unit, int kPack>
 struct Workspace {
-  static constexpr int64_t kUnits = kWidth / kPack;            // of a token
-  static constexpr int64_t kValueRows = kWorkTokens / kPack;   // of a block's values
+  static constexpr int64_t kUnits = kWidth / kPack;           // of a token
+  static constexpr int64_t kValueRows = kWorkTokens / kPack;  // of a block's values
 
   int64_t rows;                    // rounded up to whole vectors and tiles
   int64_t stride;                  // rows, skewed
