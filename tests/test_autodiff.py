@@ -13,7 +13,7 @@ OPERATION = "mla_decode"
 @pytest.mark.parametrize("name", ["kimi_k3_on_8", "ragged", "pair"])
 @pytest.mark.parametrize("mode", ["grad", "grad of jit", "jvp"])
 def test_derivative_is_refused(mode, name, implementation):
-    inputs = cases.make(next(case for case in cases.DECODE_CASES if case.name == name))
+    inputs = cases.make(cases.BY_NAME[name])
     q = jax.tree.map(jnp.asarray, inputs.q)
 
     def loss(q):
