@@ -85,6 +85,8 @@ __device__ __forceinline__ void load_queries(const DecodeParams& p, const Tensor
   const uint32_t full = ptx::shared_address(&control.query_full), empty = ptx::shared_address(&control.query_empty);
   const uint64_t policy = ptx::evict_normal_policy();
   uint32_t parity = 0;
+  ptx::prefetch_tensor_map(&maps.q_latent);
+  ptx::prefetch_tensor_map(&maps.q_rope);
 
   const ItemRange items = items_of_part(p);
   for (int32_t item = items.first; item < items.last; ++item) {
