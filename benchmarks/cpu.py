@@ -1,9 +1,10 @@
 """Decode on the CPU: every variant that this machine runs beside XLA's jitted gather and einsum, in one run.
 
-    python -P benchmarks/cpu.py [--repeats N] [--threads 2] [--dry-run]
+    python -P benchmarks/cpu.py [--rounds N] [--threads 2] [--isa AVX2] [--dry-run]
 
-Prints a table and appends its rows to benchmarks/results/cpu.jsonl. Times are medians of whole jitted calls on the
-host clock; implementations take turns, so that a change of clock meets all of them.
+Appends its rows to benchmarks/results/cpu.jsonl. Times are medians of whole jitted calls on the host clock;
+implementations take turns, a few calls in a row each, so that a change of clock meets all of them. --isa keeps both
+sides to an older machine's instructions: XLA by its own flag, jax_mla by leaving wider variants out.
 """
 
 from __future__ import annotations
@@ -18,13 +19,20 @@ import time
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2, help="cores that this process may use")
+    parser.add_argument("--isa", choices=("AVX2", "AVX512"), help="widest instruction set that both sides may use")
     parser.add_argument("--dry-run", action="store_true", help="print, and append nothing")
     return parser.parse_args()
 
 
 ARGUMENTS = parse()
+os.environ["JAX_PLATFORMS"] = "cpu"  # also on a machine with a GPU
+# Variants that a machine limited to --isa has.
+NARROW = {"AVX2": ("avx2", "portable"), "AVX512": ("avx512", "avx2", "portable")}
+if ARGUMENTS.isa:
+    os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + f" --xla_cpu_max_isa={ARGUMENTS.isa}"
+    os.environ["ONEDNN_MAX_CPU_ISA"] = {"AVX2": "AVX2", "AVX512": "AVX512_CORE"}[ARGUMENTS.isa]
 # Before jax starts its thread pool, which is as large as the affinity mask.
 os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: ARGUMENTS.threads])
 
@@ -41,6 +49,7 @@ from jax_mla import reference  # noqa: E402
 
 PAGE = 64
 SCALE = 192**-0.5
+CALLS_IN_A_ROW = 4
 CELLS = [(4, 4096, 24, 1), (1, 32768, 24, 1), (4, 4096, 128, 1)]  # sequences, tokens, heads, query tokens
 
 
@@ -81,29 +90,34 @@ def relative_error(out: jax.Array, exact: np.ndarray) -> float:
     return float(np.linalg.norm(np.asarray(out, np.float64) - exact) / np.linalg.norm(exact))
 
 
-def measure(functions: dict, operands, repeats: int) -> dict[str, float]:
+def measure(functions: dict, operands, rounds: int) -> dict[str, float]:
+    """Medians in microseconds of calls in a row, as a decode loop makes them: the first of each row is not counted."""
     times = {name: [] for name in functions}
-    for _ in range(repeats):
+    for _ in range(rounds):
         for name, function in functions.items():
-            start = time.perf_counter()
-            jax.block_until_ready(function(*operands))
-            times[name].append(time.perf_counter() - start)
+            for call in range(CALLS_IN_A_ROW):
+                start = time.perf_counter()
+                jax.block_until_ready(function(*operands))
+                if call > 0:
+                    times[name].append(time.perf_counter() - start)
     return {name: statistics.median(spent) * 1e6 for name, spent in times.items()}
 
 
 def main() -> None:
     rows = [row for row in jax_mla.capabilities("cpu") if row.operation == "mla_decode"]
     variants = list(dict.fromkeys(row.implementation for row in rows))
-    best = jax_mla.explain("mla_decode", target="cpu").implementation
-    run = record.Run("cpu", f"{record.cpu_name()}, {ARGUMENTS.threads} threads")
-    print(f"{run.heading['device']}; the best variant is {best}", file=sys.stderr)
+    if ARGUMENTS.isa:
+        variants = [name for name in variants if name.partition(":")[2] in NARROW[ARGUMENTS.isa]]
+    limit = f", limited to {ARGUMENTS.isa}" if ARGUMENTS.isa else ""
+    run = record.Run("cpu", f"{record.cpu_name()}, {ARGUMENTS.threads} threads{limit}")
+    print(f"{run.heading['device']}; the best variant is {variants[0]}", file=sys.stderr)
     for cell in CELLS:
         batch, tokens, heads, q_len = cell
         operands = inputs(cell)
         exact = truth(operands)
         functions = {"xla gather + einsum": gather_einsum} | {name: native(name) for name in variants}
         errors = {name: relative_error(function(*operands), exact) for name, function in functions.items()}
-        times = measure(functions, operands, ARGUMENTS.repeats)
+        times = measure(functions, operands, ARGUMENTS.rounds)
         for name, us in times.items():
             run.add(
                 "mla_decode",

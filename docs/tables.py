@@ -4,7 +4,7 @@
 
 The first comes from the capability tables of the modules that are built here. Lines that this machine cannot know (of
 a module that is not built, of a CPU variant that does not run here, of another architecture) stay as they are.
-The second comes from the last run in benchmarks/results/cpu.jsonl.
+The second comes from each machine's last run in benchmarks/results/cpu.jsonl.
 """
 
 import json
@@ -78,8 +78,13 @@ def _merge(old: list[Support]) -> list[Support]:
 
 
 def _cpu_table(results: str) -> str:
+    """One table a machine, from its last run."""
     rows = [json.loads(line) for line in results.splitlines()]
-    rows = [row for row in rows if row["run"] == rows[-1]["run"]]
+    last_run = {row["device"]: row["run"] for row in rows}
+    return "\n".join(_run_table([row for row in rows if row["run"] == run]) for run in last_run.values())
+
+
+def _run_table(rows: list[dict]) -> str:
     first = rows[0]
     versions = ", ".join(f"{name} {first['versions'][name]}" for name in ("jax", "jaxlib"))
     header = ("sequences x tokens, heads", "implementation", "ms", "GB/s of cache", "GFLOP/s", "error", "times XLA")

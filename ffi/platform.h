@@ -3,11 +3,7 @@
 #pragma once
 
 #include <algorithm>
-#include <condition_variable>
-#include <functional>
 #include <initializer_list>
-#include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 
@@ -16,45 +12,13 @@
 #include "kernels/params.h"
 #include "xla/ffi/api/ffi.h"
 
+#if defined(JAX_MLA_CPU)
+#include "ffi/parallel_for.h"
+#endif
+
 namespace ffi = xla::ffi;
 
 namespace mla {
-
-#if defined(JAX_MLA_CPU)
-
-// Runs f over [0, n) on XLA's pool and on the calling thread. The caller works too, so the loop ends even when every
-// thread of the pool is busy, or waits in a handler of its own.
-inline ParallelFor parallel_for_on(ffi::ThreadPool pool) {
-  return [pool](int64_t n, const std::function<void(int64_t)>& f) mutable {
-    struct Shared {
-      std::mutex mutex;
-      std::condition_variable all_done;
-      int64_t next = 0, done = 0;
-    };
-    auto shared = std::make_shared<Shared>();
-    // A task that starts after the loop has ended finds next == n and never touches f.
-    auto work = [shared, n, &f] {
-      for (;;) {
-        int64_t i;
-        {
-          std::lock_guard<std::mutex> lock(shared->mutex);
-          if (shared->next == n) return;
-          i = shared->next++;
-        }
-        f(i);
-        std::lock_guard<std::mutex> lock(shared->mutex);
-        if (++shared->done == n) shared->all_done.notify_all();
-      }
-    };
-    const int64_t helpers = std::min<int64_t>(pool.num_threads(), n) - 1;
-    for (int64_t i = 0; i < helpers; ++i) pool.Schedule(std::function<void()>(work));
-    work();
-    std::unique_lock<std::mutex> lock(shared->mutex);
-    shared->all_done.wait(lock, [&] { return shared->done == n; });
-  };
-}
-
-#endif
 
 using AnyBuffer = ffi::AnyBuffer;
 using Result = ffi::Result<ffi::AnyBuffer>;

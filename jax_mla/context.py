@@ -7,7 +7,6 @@ requests without context the same merge.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -90,5 +89,19 @@ def mla_context(
         cache_dtype=_checks.cache_dtype_name(cache),
         num_heads=num_heads,
     )
-    scan = functools.partial(reference.mla_context, scale=_checks.number("scale", scale))
-    return scan(q, cache, page_table, plan, w_kv_b, cu_q_lens=cu_q_lens, layer=layer, k_scale=k_scale)
+    # A function cannot be an argument of jit; its caller jits around the whole call.
+    scan = reference.mla_context if callable(w_kv_b) else _scan
+    return scan(
+        q,
+        cache,
+        page_table,
+        plan,
+        w_kv_b,
+        cu_q_lens=cu_q_lens,
+        scale=_checks.number("scale", scale),
+        layer=layer,
+        k_scale=k_scale,
+    )
+
+
+_scan = jax.jit(reference.mla_context, static_argnames=("scale", "compute_dtype", "out_dtype"))

@@ -311,7 +311,8 @@ def mla_decode(
     an fp32 scalar, or [layers]) or fp8_ds_mla (uint8 [.., 656]); or q fp8 with `q_scale` over a cache of its format.
 
     plan: from `plan_decode` for the same shapes and lengths; None plans here. batch_invariant: a row's bits do not
-    depend on its batch. implementation: None for the best, or a name, which serves the call or raises.
+    depend on its batch (XLA on a GPU cannot promise that). implementation: None for the best, or a name, which serves
+    the call or raises.
 
     Returns out (q's leading shape, 512) in q's dtype (bf16 for fp8 queries), and lse (q's leading shape) in fp32: the
     natural logarithm of the sum of exponentials. A row without keys has out 0 and lse -inf. What lies outside kv_lens

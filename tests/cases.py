@@ -114,6 +114,11 @@ def make_cache(
     return (cache if layers else cache[0]), table
 
 
+def split(q: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Queries [..., 576] as the pair (latent, rope)."""
+    return np.ascontiguousarray(q[..., :LATENT]), np.ascontiguousarray(q[..., LATENT:])
+
+
 def make(case: DecodeCase) -> DecodeInputs:
     """Random inputs of a case, the same ones each time."""
     rng = np.random.default_rng(case.seed)
@@ -143,7 +148,7 @@ def make(case: DecodeCase) -> DecodeInputs:
         arrays["q_scale"] = np.float32(rng.uniform(0.5, 1.5))
     q = rng.standard_normal((*leading, case.heads, WIDTH), np.float32).astype(dtype(case.q_dtype))
     if case.pair:
-        q = np.ascontiguousarray(q[..., :LATENT]), np.ascontiguousarray(q[..., LATENT:])
+        q = split(q)
     return DecodeInputs(q, cache, table, np.asarray(case.kv_lens, np.int32), arrays, static)
 
 
@@ -182,3 +187,4 @@ DECODE_CASES = (
     DecodeCase("pair", (150, 64), pair=True),
     DecodeCase("pair_ragged", (150, 64), pair=True, q_lens=(2, 3)),
 )
+BY_NAME = {case.name: case for case in DECODE_CASES}

@@ -1,5 +1,6 @@
 """What the tests run on: four devices on the CPU, and every implementation that this machine has."""
 
+import fnmatch
 import os
 
 # Before jax starts: the tests of sharding want several devices.
@@ -11,21 +12,31 @@ import pytest
 import jax_mla
 
 
-def implementations(operation: str) -> list:
-    """Of an operation: XLA, and each built platform with each of its variants; what needs a GPU is marked so."""
-    found = [pytest.param(("xla", "cpu"), id="xla"), pytest.param(("xla", "gpu"), id="xla-gpu", marks=pytest.mark.gpu)]
+def implementations(operation: str) -> dict[str, tuple[str, str]]:
+    """Of an operation: XLA, and each built platform with each of its variants; by id, as (name, device)."""
+    found = {"xla": ("xla", "cpu"), "xla-gpu": ("xla", "gpu")}
     for platform, device in (("cpu", "cpu"), ("cuda", "gpu")):
-        marks = pytest.mark.gpu if device == "gpu" else ()
         rows = [row for row in jax_mla.capabilities(platform) if row.operation == operation]
         variants = list(dict.fromkeys(row.implementation for row in rows))
         names = [platform] * bool(rows) + variants * (len(variants) > 1)
-        found += [pytest.param((name, device), id=name, marks=marks) for name in names]
+        found |= {name: (name, device) for name in names}
     return found
 
 
+def pytest_configure(config):
+    config.addinivalue_line("markers", "leave_out(*patterns): implementations, by id, that a test is not for")
+
+
 def pytest_generate_tests(metafunc):
-    if "implementation" in metafunc.fixturenames:
-        metafunc.parametrize("implementation", implementations(metafunc.module.OPERATION), indirect=True)
+    if "implementation" not in metafunc.fixturenames:
+        return
+    left_out = [pattern for mark in metafunc.definition.iter_markers("leave_out") for pattern in mark.args]
+    params = [
+        pytest.param(param, id=name, marks=pytest.mark.gpu if param[1] == "gpu" else ())
+        for name, param in implementations(metafunc.module.OPERATION).items()
+        if not any(fnmatch.fnmatchcase(name, pattern) for pattern in left_out)
+    ]
+    metafunc.parametrize("implementation", params, indirect=True)
 
 
 @pytest.fixture

@@ -1,8 +1,14 @@
 """What several test files share: comparing bits, and asking whether an implementation has a kernel."""
 
+import contextlib
+
+import jax
 import numpy as np
+import pytest
 
 import jax_mla
+
+native_only = pytest.mark.leave_out("xla*")
 
 
 def bits(x):
@@ -22,6 +28,11 @@ def assert_same_fp8(got, want):
     np.testing.assert_array_equal(bits(got)[~nan], bits(want)[~nan])
 
 
+def on_gpu():
+    """Whether the test at hand runs on a GPU (the implementation fixture chose the device)."""
+    return jax.config.jax_default_device.platform == "gpu"
+
+
 def served(operation, implementation, q_dtype, cache_dtype, heads=24):
     """Whether a named implementation serves such a call; XLA serves every one."""
     if implementation == "xla":
@@ -35,3 +46,10 @@ def served(operation, implementation, q_dtype, cache_dtype, heads=24):
         target=implementation.partition(":")[0],
     )
     return choice.row is not None
+
+
+def served_or_refused(operation, implementation, q_dtype, cache_dtype, heads=24):
+    """A context for calls of such dtypes: it asserts that they raise where the implementation has no kernel."""
+    if served(operation, implementation, q_dtype, cache_dtype, heads):
+        return contextlib.nullcontext()
+    return pytest.raises(NotImplementedError, match=f"cannot serve this call of {operation}")

@@ -164,8 +164,10 @@ def test_context_and_new_tokens_are_the_whole_sequence(implementation):
     k_new = np.concatenate([kv_up[..., :128], np.repeat(new[:, None, 512:], HEADS, 1)], axis=-1)
     plan = plan_context(lengths, workspace_tokens=32, page_size=PAGE)
     context = compiled(implementation)(q, cache, table, plan, w_kv_b, cu_q_lens=cu)
-    own = mla_prefill(q, k_new, kv_up, cu, cu, causal=True, scale=SCALE, value_offset=128)
-    got = merge_states(*context, *own)
+    own = mla_prefill(
+        q, k_new, kv_up, cu, cu, causal=True, scale=SCALE, value_offset=128, implementation=implementation
+    )
+    got = merge_states(*context, *own, implementation=implementation)
 
     keys, values, kv_lens = [], [], []
     for b, length in enumerate(lengths):

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
-from helpers import assert_same_bits, served
+from helpers import assert_same_bits, native_only, served, served_or_refused
 
 from jax_mla import mla_decode, plan_decode
 
 OPERATION = "mla_decode"
-BY_NAME = {case.name: case for case in cases.DECODE_CASES}
+has_kernel = partial(served, OPERATION)
 
 
 def compiled(implementation, **static):
@@ -27,8 +27,8 @@ def decode(inputs, implementation, **static):
     return compiled(implementation, **inputs.static, **static)(*inputs.args, **inputs.arrays)
 
 
-def has_kernel(implementation, q_dtype, cache_dtype):
-    return served(OPERATION, implementation, q_dtype, cache_dtype)
+def kernel_or_refusal(implementation, case):
+    return served_or_refused(OPERATION, implementation, case.q_dtype, case.cache_dtype, case.heads)
 
 
 @pytest.mark.parametrize("case", cases.DECODE_CASES, ids=lambda case: case.name)
@@ -40,14 +40,11 @@ def test_against_the_oracle(case, implementation):
     heads; 1, 2 and 3 cached tokens with an fp8 cache; ragged queries whose last tile is short.
     """
     inputs = cases.make(case)
-    if not served(OPERATION, implementation, case.q_dtype, case.cache_dtype, case.heads):
-        with pytest.raises(NotImplementedError, match="cannot serve this call of mla_decode"):
-            decode(inputs, implementation)
-        return
-    out, lse = decode(inputs, implementation)
-    assert out.dtype == ("bfloat16" if "float8" in case.q_dtype else case.q_dtype) and lse.dtype == "float32"
-    truth = oracle.decode(*inputs.args, **inputs.arrays, **inputs.static)
-    oracle.assert_attention((out, lse), truth, case.tolerance)
+    with kernel_or_refusal(implementation, case):
+        out, lse = decode(inputs, implementation)
+        assert out.dtype == ("bfloat16" if "float8" in case.q_dtype else case.q_dtype) and lse.dtype == "float32"
+        truth = oracle.decode(*inputs.args, **inputs.arrays, **inputs.static)
+        oracle.assert_attention((out, lse), truth, case.tolerance)
 
 
 HEAD_COUNTS = (*range(1, 129), 144, 160)
@@ -69,8 +66,6 @@ def test_every_head_count(implementation):
 def test_scattered_pages_equal_contiguous_ones(cache_dtype, implementation):
     """Scattered page ids: equal to the contiguous cache, bit for bit."""
     case = cases.DecodeCase("", (500, 64, 129), cache_dtype=cache_dtype)
-    if not has_kernel(implementation, case.q_dtype, cache_dtype):
-        return
     scattered = cases.make(case)
     used = [-(-n // case.page_size) for n in case.kv_lens]
     pages = np.concatenate([row[:n] for row, n in zip(scattered.page_table, used, strict=True)])
@@ -82,23 +77,23 @@ def test_scattered_pages_equal_contiguous_ones(cache_dtype, implementation):
     cache[: len(pages)] = scattered.cache[pages]
     contiguous = dataclasses.replace(scattered, cache=cache, page_table=table)
     run = compiled(implementation, **scattered.static)
-    assert_same_bits(run(*scattered.args, **scattered.arrays), run(*contiguous.args, **contiguous.arrays))
+    with kernel_or_refusal(implementation, case):
+        assert_same_bits(run(*scattered.args, **scattered.arrays), run(*contiguous.args, **contiguous.arrays))
 
 
 @pytest.mark.parametrize("name", ["kimi_k3_on_4", "ragged", "fp8_queries"])
 def test_pair_equals_combined_queries(name, implementation):
     """Queries given as (latent, rope) give the bits of the combined array."""
-    if not has_kernel(implementation, BY_NAME[name].q_dtype, BY_NAME[name].cache_dtype):
-        return
-    inputs = cases.make(BY_NAME[name])
-    pair = np.ascontiguousarray(inputs.q[..., :512]), np.ascontiguousarray(inputs.q[..., 512:])
-    combined = decode(inputs, implementation)
-    assert_same_bits(combined, decode(dataclasses.replace(inputs, q=pair), implementation))
+    case = cases.BY_NAME[name]
+    inputs = cases.make(case)
+    with kernel_or_refusal(implementation, case):
+        combined = decode(inputs, implementation)
+        assert_same_bits(combined, decode(dataclasses.replace(inputs, q=cases.split(inputs.q)), implementation))
 
 
 def test_layer_of_a_stacked_cache(implementation):
     """A traced or static layer; one out of range is an empty result, never clamped."""
-    inputs = cases.make(BY_NAME["stacked"])
+    inputs = cases.make(cases.BY_NAME["stacked"])
     run = compiled(implementation, **inputs.static)
     for layer in range(4):
         truth = oracle.decode(*inputs.args, **inputs.static, layer=layer)
@@ -113,13 +108,13 @@ def test_layer_of_a_stacked_cache(implementation):
 
 def test_layer_scales(implementation):
     """k_scale [layers] is read at the layer; a scalar holds for all; None is 1."""
-    if not has_kernel(implementation, "bfloat16", "float8_e4m3fn"):
-        return
-    inputs = cases.make(BY_NAME["fp8_stacked"])
-    for k_scale in (np.float32([0.5, 2.0, 3.0]), np.float32(0.25), None):
-        arrays = {"layer": np.int32(2), "k_scale": k_scale}
-        got = compiled(implementation, **inputs.static)(*inputs.args, **arrays)
-        oracle.assert_attention(got, oracle.decode(*inputs.args, **arrays, **inputs.static), 1e-2)
+    case = cases.BY_NAME["fp8_stacked"]
+    inputs = cases.make(case)
+    with kernel_or_refusal(implementation, case):
+        for k_scale in (np.float32([0.5, 2.0, 3.0]), np.float32(0.25), None):
+            arrays = {"layer": np.int32(2), "k_scale": k_scale}
+            got = compiled(implementation, **inputs.static)(*inputs.args, **arrays)
+            oracle.assert_attention(got, oracle.decode(*inputs.args, **arrays, **inputs.static), 1e-2)
 
 
 def test_random_lengths(implementation):
@@ -228,7 +223,7 @@ def test_more_queries_than_max_q_len(implementation):
 
 def test_hostile_offsets(implementation):
     """cu_q_lens that falls, is negative or past the end: some result, and no access out of bounds."""
-    inputs = cases.make(BY_NAME["ragged"])
+    inputs = cases.make(cases.BY_NAME["ragged"])
     run = compiled(implementation, **inputs.static)
     rng = np.random.default_rng(8)
     for scale in (5, 20, 2**31 - 1):
@@ -236,11 +231,10 @@ def test_hostile_offsets(implementation):
         jax.block_until_ready(run(*inputs.args, cu_q_lens=cu_q_lens))
 
 
+@native_only
 def test_hostile_plans(implementation):
     """A plan of other lengths, or of garbage: some result, and no access out of bounds."""
-    if implementation == "xla":
-        return
-    inputs = cases.make(BY_NAME["ragged"])
+    inputs = cases.make(cases.BY_NAME["ragged"])
     rng = np.random.default_rng(9)
     lens, cu = inputs.kv_lens, inputs.arrays["cu_q_lens"]
     shape = jax.ShapeDtypeStruct(inputs.cache.shape, inputs.cache.dtype)
@@ -276,10 +270,9 @@ def test_empty_shapes(batch, q_len, max_pages, pages, implementation):
         assert not np.any(np.asarray(out, np.float32)) and np.all(np.asarray(lse) == -np.inf)
 
 
+@pytest.mark.leave_out("*:*")  # the variants share the addressing
 def test_addresses_past_two_to_the_31(implementation):
     """slot * 576 past 2^31 elements: right values. On the CPU the pages that no token is on never become resident."""
-    if ":" in implementation:
-        return  # the variants share the addressing
     dtype = "float8_e4m3fn" if has_kernel(implementation, "bfloat16", "float8_e4m3fn") else "bfloat16"
     small = cases.make(cases.DecodeCase("", (100, 64), cache_dtype=dtype, padding_pages=0))
     old = np.array([*small.page_table[0], small.page_table[1, 0]])

@@ -14,8 +14,6 @@ from jax_mla import _ffi, capabilities, dispatch, explain, mla_decode, override_
 from jax_mla.dispatch import Capability
 from jax_mla.heads import HeadCounts
 
-has_cpu_kernels = pytest.mark.skipif(not capabilities("cpu"), reason="the CPU module is not built")
-
 KERNEL = 'custom_call_target="jax_mla_decode"'
 
 
@@ -38,14 +36,12 @@ def test_cuda_kernels_are_built():
     assert dispatch.default_platform() == "cuda"
 
 
-@has_cpu_kernels
 def test_a_named_implementation_runs_its_kernel():
     for name in ("cpu", "cpu:portable"):
         assert KERNEL in program(name)
     assert KERNEL not in program("xla")
 
 
-@has_cpu_kernels
 def test_none_takes_the_best(monkeypatch):
     monkeypatch.setattr(dispatch, "_default_device", lambda: ("cpu", jax.devices("cpu")[0]))
     assert KERNEL in program(None)
@@ -53,7 +49,6 @@ def test_none_takes_the_best(monkeypatch):
     assert explain(target="cpu").row == best and explain(target="cpu").implementation == best.implementation
 
 
-@has_cpu_kernels
 def test_table_covers_what_the_design_promises():
     """Every head count, float dtype and fp8 format on the CPU; every variant listed is compiled in."""
     for q, cache in [(d, d) for d in ("bfloat16", "float16", "float32", "float8_e4m3fn")] + [
@@ -163,7 +158,6 @@ def test_fallback_on_a_gpu_warns_once(monkeypatch):
     dispatch._warn_once.cache_clear()
 
 
-@has_cpu_kernels
 def test_layouts_without_a_kernel_run_through_xla():
     """fp8_ds_mla has no CPU kernel: None serves it through XLA, a named kernel says why not."""
     inputs = cases.make(cases.DecodeCase("", (70, 9), cache_dtype=cases.DS_MLA))

@@ -255,7 +255,7 @@ def test_bad_calls(name, changes, error, message):
         getattr(jax_mla, name)(**(GOOD[name] | changes))
 
 
-@pytest.mark.parametrize("name", sorted({name for name, *_ in BAD} & {"mla_decode", "update_cache", "merge_states"}))
+@pytest.mark.parametrize("name", ["mla_decode", "update_cache", "merge_states", "mla_prefill"])
 def test_the_same_while_tracing(name):
     """The checks need shapes alone, so that an error comes while tracing, not from a handler."""
     arrays = {k: v for k, v in GOOD[name].items() if isinstance(v, jax.Array)}

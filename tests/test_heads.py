@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
+from helpers import native_only
 
 import jax_mla
 from jax_mla import mla_decode, override_capabilities, plan_decode
@@ -24,8 +25,7 @@ SIXTEENS = HeadCounts(((16, 128, 16), (144, 4096, 16)))
 def table(implementation, planner, reducer):
     """The compiled-in table with other head counts, for the planner and for the reducer."""
     rows = jax_mla.capabilities(implementation.partition(":")[0])
-    yield_rows = [dataclasses.replace(row, planner_heads=planner, reducer_heads=reducer) for row in rows]
-    with override_capabilities(yield_rows):
+    with override_capabilities(dataclasses.replace(r, planner_heads=planner, reducer_heads=reducer) for r in rows):
         yield
 
 
@@ -70,11 +70,10 @@ def test_padded_count_is_the_smallest_that_both_take():
     assert padded_count(4, HeadCounts(()), SIXTEENS) is None
 
 
+@native_only
 @pytest.mark.parametrize("heads", [24, 17, 31, 1, 2, 4, 8, 12, 96, 128, 144])
 def test_padded_and_native_agree(heads, implementation):
     """Every count, run as it is and padded to a multiple of 16, gives the truth. 24 -> 32 and back."""
-    if implementation == "xla":
-        return
     inputs = cases.make(cases.DecodeCase("", (130, 20), heads=heads, q_lens=2))
     run = partial(mla_decode, implementation=implementation, **inputs.static)
     native = run(*inputs.args)
@@ -85,15 +84,13 @@ def test_padded_and_native_agree(heads, implementation):
     truth = oracle.decode(*inputs.args, **inputs.static)
     oracle.assert_attention(native, truth, 1e-2)
     oracle.assert_attention(padded, truth, 1e-2)
-    pair = np.ascontiguousarray(inputs.q[..., :512]), np.ascontiguousarray(inputs.q[..., 512:])
     with table(implementation, SIXTEENS, SIXTEENS):
-        oracle.assert_attention(run(pair, *inputs.args[1:]), truth, 1e-2)
+        oracle.assert_attention(run(cases.split(inputs.q), *inputs.args[1:]), truth, 1e-2)
 
 
+@native_only
 def test_planner_and_reducer_that_differ(implementation):
     """Of the field's failures: the reducer supports 24 heads, the planner does not: pads to 32 instead of refusing."""
-    if implementation == "xla":
-        return
     with_24 = HeadCounts((*SIXTEENS.ranges, (24, 24, 1)))
     inputs = cases.make(cases.DecodeCase("", (130, 20)))
     truth = oracle.decode(*inputs.args, **inputs.static)
@@ -109,13 +106,12 @@ def test_planner_and_reducer_that_differ(implementation):
         oracle.assert_attention(got, truth, 1e-2)
 
 
+@native_only
 def test_sizes_follow_the_padded_count(implementation):
     """Of the field's failures: a gate that checked the unpadded count, kernels that ran the padded one.
 
     The plan's arrays, the scratch and the launch are all those of the padded count.
     """
-    if implementation == "xla":
-        return
     cache = jax.ShapeDtypeStruct((4, 64, 576), jnp.bfloat16)
     lengths = jnp.array([1000, 10, 300])
     make = partial(plan_decode, lengths, cache=cache, q_len=3, implementation=implementation)
@@ -137,10 +133,9 @@ def test_sizes_follow_the_padded_count(implementation):
     assert scratch in program and f"tensor<{2 * 3}x32x512xbf16>" in program
 
 
+@native_only
 def test_native_count_is_not_copied(implementation):
     """Where both take 24 heads, q reaches the kernel as it came: nothing in the compiled program pads or cuts it."""
-    if implementation == "xla":
-        return
     inputs = cases.make(cases.DecodeCase("", (130, 20)))
 
     def program():

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
-from helpers import assert_same_bits, served
+from helpers import assert_same_bits, native_only, served_or_refused
 
 import jax_mla
 from jax_mla import _ffi, mla_decode, plan_decode, reference
@@ -39,12 +39,11 @@ SHAPES = (  # batch, heads, max_q_len, tile_rows, parts, overhead_blocks, min_pa
 )
 
 
+@pytest.mark.leave_out("*:*")  # one planner for all variants
 @pytest.mark.parametrize("ragged", [False, True], ids=["uniform", "ragged"])
 @pytest.mark.parametrize("batch_invariant", [False, True], ids=["balanced", "invariant"])
 def test_planners_agree_with_the_loop(batch_invariant, ragged, implementation):
     """Every planner writes the same plan, bit for bit, unused items included, and it fits into the arrays."""
-    if ":" in implementation:
-        return  # one planner for all variants
     rng = np.random.default_rng(0)
     for batch, num_heads, max_q_len, tile_rows, parts, overhead, least in SHAPES:
         heads = HeadSpecification(num_heads, num_heads, max_q_len, tile_rows, parts, batch_invariant)
@@ -116,27 +115,26 @@ def make_plan(implementation, lengths, cache=(9, 64, 576), dtype="bfloat16", num
 @pytest.mark.parametrize("name", ["ragged", "fp8_stacked", "long_and_short"])
 def test_one_plan_serves_every_layer(name, implementation):
     """A plan made once gives the bits of a call that makes its own; made inside jit, as an argument, in a scan."""
-    case = next(case for case in cases.DECODE_CASES if case.name == name)
-    if not served(OPERATION, implementation, case.q_dtype, case.cache_dtype, case.heads):
-        return
+    case = cases.BY_NAME[name]
     inputs = cases.make(case)
     options = {"num_heads": case.heads, "cache": jax.ShapeDtypeStruct(inputs.cache.shape, inputs.cache.dtype)}
     if case.ragged:
         options |= {"max_q_len": inputs.static["max_q_len"], "cu_q_lens": jnp.asarray(inputs.arrays["cu_q_lens"])}
     else:
         options["q_len"] = case.q_lens
-    plan = plan_decode(jnp.asarray(inputs.kv_lens), implementation=implementation, **options)
     run = jax.jit(partial(mla_decode, implementation=implementation, **inputs.static))
-    own, planned = run(*inputs.args, **inputs.arrays), run(*inputs.args, **inputs.arrays, plan=plan)
 
     @jax.jit
     def layers(plan, q, *args, **arrays):
         decode = partial(mla_decode, implementation=implementation, plan=plan, **inputs.static)
         return jax.lax.scan(lambda carry, _: (carry, decode(q, *args, **arrays)), 0, length=2)[1]
 
-    scanned = layers(plan, *inputs.args, **inputs.arrays)
-    assert_same_bits(own, planned)
-    assert_same_bits(own, [x[1] for x in scanned])
+    with served_or_refused(OPERATION, implementation, case.q_dtype, case.cache_dtype, case.heads):
+        plan = plan_decode(jnp.asarray(inputs.kv_lens), implementation=implementation, **options)
+        own, planned = run(*inputs.args, **inputs.arrays), run(*inputs.args, **inputs.arrays, plan=plan)
+        scanned = layers(plan, *inputs.args, **inputs.arrays)
+        assert_same_bits(own, planned)
+        assert_same_bits(own, [x[1] for x in scanned])
 
 
 def test_plan_is_a_pytree(implementation):
@@ -146,12 +144,17 @@ def test_plan_is_a_pytree(implementation):
     assert jax.tree.unflatten(structure, leaves).target == plan.target == implementation.partition(":")[0]
 
 
+@native_only
 def test_rows_without_keys_cost_nothing(implementation):
-    if implementation == "xla":
-        return
     plan = make_plan(implementation, [0, 1000, -1, 0])
     used = int(plan.part_offsets[-1])
     assert set(np.asarray(plan.items)[:used, 0].tolist()) == {1}
+
+
+def assert_refused(plan, message, implementation):
+    inputs = cases.make(cases.DecodeCase("", (100, 5)))
+    with pytest.raises(ValueError, match=message):
+        mla_decode(*inputs.args, plan=plan, implementation=implementation, **inputs.static)
 
 
 @pytest.mark.parametrize(
@@ -159,18 +162,19 @@ def test_rows_without_keys_cost_nothing(implementation):
     [
         ({"lengths": [100, 5, 3]}, "plan was made for 3 sequences"),
         ({"dtype": "float16", "q_dtype": "float16"}, "over a float16 cache"),
-        ({"num_heads": 12}, "plan was made for"),
-        ({"q_len": 2}, "plan was made for"),
     ],
+    ids=["batch", "dtype"],
 )
-def test_plan_of_other_shapes_is_refused(change, message, implementation):
-    """A plan made for another batch, dtype, head count or query length is refused while tracing."""
-    if implementation == "xla" and change.keys() & {"num_heads", "q_len"}:
-        return  # XLA needs no split, so nothing there depends on them
-    plan = make_plan(implementation, **({"lengths": [100, 5]} | change))
-    inputs = cases.make(cases.DecodeCase("", (100, 5)))
-    with pytest.raises(ValueError, match=message):
-        mla_decode(*inputs.args, plan=plan, implementation=implementation, **inputs.static)
+def test_plan_of_another_batch_or_dtype_is_refused(change, message, implementation):
+    """A plan made for another batch or dtype is refused while tracing."""
+    assert_refused(make_plan(implementation, **({"lengths": [100, 5]} | change)), message, implementation)
+
+
+@native_only  # XLA needs no split, so nothing there depends on them
+@pytest.mark.parametrize("change", [{"num_heads": 12}, {"q_len": 2}], ids=["heads", "q_len"])
+def test_plan_of_other_tiles_is_refused(change, implementation):
+    """So is one made for another head count or query length."""
+    assert_refused(make_plan(implementation, [100, 5], **change), "plan was made for", implementation)
 
 
 def test_plan_of_another_target_is_refused():
@@ -181,9 +185,8 @@ def test_plan_of_another_target_is_refused():
         mla_decode(*inputs.args, plan=plan, **inputs.static)
 
 
+@native_only
 def test_an_invariant_plan_is_needed_where_invariance_is_asked_for(implementation):
-    if implementation == "xla":
-        return
     inputs = cases.make(cases.DecodeCase("", (100, 5)))
     run = partial(mla_decode, *inputs.args, implementation=implementation, **inputs.static)
     with pytest.raises(ValueError, match="plan was made for"):

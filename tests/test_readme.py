@@ -65,21 +65,22 @@ def test_tables_keep_what_this_machine_cannot_know(tables):
     start = README.index("| --- |", README.index(header)) + len("| --- " * len(tables.HEADER) + "|\n")
     text = tables.refresh(README[:start] + rocm + elsewhere + gone + README[start:])
     assert rocm in text
-    if jax_mla.capabilities("cpu"):
-        assert gone not in text
-        assert elsewhere in text
+    assert gone not in text
+    assert elsewhere in text
     assert tables.refresh(text) == text
 
 
 def test_cpu_figures(tables):
-    """The last run alone makes the table."""
+    """Of each machine the last run alone makes its table."""
     rows = [
-        '{"run": "a", "cell": [1, 64, 8, 1], "us": 1.0}',
+        '{"run": "a", "device": "a CPU, 2 threads", "cell": [1, 64, 8, 1], "us": 1.0}',
         '{"run": "b", "date": "2026-01-02T00:00:00", "device": "a CPU, 2 threads", "versions": {"jax": "0.10.2", '
         '"jaxlib": "0.10.1"}, "cell": [4, 4096, 24, 1], "implementation": "cpu:avx2", "us": 3250.0, "TBps": 0.0058, '
         '"TFLOPs": 0.263, "error": 0.0021, "ratio": 8.16}',
     ]
     text = tables._cpu_table("\n".join(rows))
+    other = tables._cpu_table("\n".join([*rows, rows[1].replace("a CPU", "another CPU").replace('"b"', '"c"')]))
+    assert other == text + "\n" + text.replace("a CPU", "another CPU")
     assert text.startswith("a CPU, 2 threads; jax 0.10.2, jaxlib 0.10.1; 2026-01-02.\n\n| sequences x tokens, heads |")
     assert text.endswith("| 4 x 4096, 24 | cpu:avx2 | 3.25 | 5.80 | 263 | 2.1e-03 | 8.2 |\n")
 

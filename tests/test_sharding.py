@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
+from helpers import native_only
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -66,10 +67,9 @@ def test_heads_over_four_devices(implementation):
     oracle.assert_attention(got, oracle.decode(*inputs.args, layer=1, **inputs.static), 1e-2)
 
 
+@native_only
 def test_bare_call_gathers(implementation):
     """The trap that the helper avoids: a custom call on operands sharded over automatic axes gathers them."""
-    if implementation == "xla":
-        return
     inputs = cases.make(cases.DecodeCase("", (300, 70), heads=96))
     over_heads = NamedSharding(mesh(heads=4), P(None, None, "heads"))
     q = jax.device_put(inputs.q, over_heads)

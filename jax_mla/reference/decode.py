@@ -6,6 +6,8 @@ import jax.numpy as jnp
 from jax_mla.reference.attend import LATENT, attend, einsum, multiply, request_of, result_dtype
 from jax_mla.reference.cache import gather_rows, slots
 
+_ROWS_IN_MEMORY = 1 << 19  # dequantised, on a GPU: 1.2 GB in fp32
+
 
 def split_query(q, compute_dtype) -> tuple[jax.Array, jax.Array]:
     """Latent [..., H, 512] and rope [..., H, 64] of queries that come as one array or as the pair."""
@@ -74,13 +76,23 @@ def mla_decode(
             visible = jnp.broadcast_to(visible, (queries.size, keys.size))
         return attend_rows(latent, rope, rows, visible, scale)
 
-    # One sequence at a time: a row's bits then do not depend on its batch, and one sequence's rows are in memory.
+    def one_by_one(sequences):
+        """A row's bits do not depend on its batch, and one sequence's rows are in memory."""
+        return jax.lax.map(one_sequence, sequences)
+
+    def many_at_once(sequences):
+        """As many as have their rows in _ROWS_IN_MEMORY, since one sequence leaves a GPU idle."""
+        return jax.lax.map(one_sequence, sequences, batch_size=max(1, _ROWS_IN_MEMORY // max(keys.size, 1)))
+
+    def attend_sequences(*sequences):
+        return jax.lax.platform_dependent(sequences, cuda=many_at_once, rocm=many_at_once, default=one_by_one)
+
     if cu_q_lens is None:
-        out, lse = jax.lax.map(one_sequence, (latent, rope, page_table, kv_lens, q_lens))
+        out, lse = attend_sequences(latent, rope, page_table, kv_lens, q_lens)
     else:
         tokens = latent.shape[0]
         token = jnp.clip(cu_q_lens[:-1, None] + queries, 0, tokens - 1)
-        out, lse = jax.lax.map(one_sequence, (latent[token], rope[token], page_table, kv_lens, q_lens))
+        out, lse = attend_sequences(latent[token], rope[token], page_table, kv_lens, q_lens)
         request, index = request_of(jnp.arange(tokens, dtype=jnp.int32), cu_q_lens)
         owned = (request >= 0) & (index < q_len)
         where = jnp.maximum(request, 0), jnp.clip(index, 0, q_len - 1)

@@ -76,6 +76,6 @@ std::vector<const char*> variants() {
   return names;
 }
 
-int32_t parts_per_unit() { return 4; }
+int32_t parts_per_unit() { return 2; }
 
 }  // namespace mla

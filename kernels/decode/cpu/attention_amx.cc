@@ -1,6 +1,7 @@
 // The bf16 arithmetic with both products in AMX tiles. Blocks that some rows see in part go through vdpbf16ps.
 #define MLA_ISA amx
 #define MLA_LANES 16
+#define MLA_WORK_TOKENS 256
 #include "kernels/decode/cpu/amx_tiles.h"
 #include "kernels/decode/cpu/attention_bf16.h"
 
@@ -37,12 +38,23 @@ void transpose_units(const PairUnit* source, int64_t source_stride, PairUnit* ta
 struct AmxTiles : BFloat16Pairs {
   static constexpr int64_t kTokenBytes = kWidth * 2;
   static constexpr int64_t kUnitBytes = sizeof(Unit);
+  static constexpr int64_t kWeightRow = W::kValueRows + kSkew;  // pairs of tokens
+
+  // Asks for the lines of kLines neighbouring tiles: a tile load waits for its sixteen rows one after another.
+  template <int kLines>
+  static MLA_INLINE void prefetch_rows(const void* first, int64_t stride, int rows = kTileRows) {
+    for (int r = 0; r < rows; ++r) {
+      for (int line = 0; line < kLines; ++line) {
+        _mm_prefetch(static_cast<const char*>(first) + r * stride + line * 64, _MM_HINT_T0);
+      }
+    }
+  }
 
   // A tile of keys is 16 tokens at one distance from each other: a page's tokens are, others are gathered.
   static void stage(const AttentionItem& item, const BlockTokens& block, W& w) {
     BFloat16Pairs::stage(item, block, w);
     // Both products take 32 tokens at a time.
-    const int32_t taken = (block.count + 31) / 32 * 32;
+    const int32_t taken = taken_tokens(block.count);
     for (int32_t first = 0; first < taken; first += kTileRows) {
       bool in_place = true;
       for (int32_t t = first; t < first + kTileRows; ++t)
@@ -72,6 +84,7 @@ struct AmxTiles : BFloat16Pairs {
     for (int64_t unit = 0; unit < W::kUnits; unit += kTileUnits) {
       const Unit* const queries = w.queries + unit * w.stride + row;
       if (row == 0) prefetch_next<2 * kTileRows>(w, token, unit);
+      if (unit + kTileUnits < W::kUnits) prefetch_rows<1 + kTwo>(queries + kTileUnits * w.stride, stride);
       load_tile<4>(keys + unit, kTokenBytes);
       load_tile<6>(queries, stride);
       multiply_tiles<0, 4, 6>();
@@ -104,7 +117,7 @@ struct AmxTiles : BFloat16Pairs {
   template <bool kTwo>
   static void accumulate_tiles(const W& w, const Unit* probabilities, int64_t row, int64_t column, int32_t steps) {
     constexpr int64_t kStride = kAccumulatorStride * kUnitBytes;
-    constexpr int64_t kWeightStride = W::kValueRows * kUnitBytes;
+    constexpr int64_t kWeightStride = kWeightRow * kUnitBytes;
     float* const target = w.accumulator + row * kAccumulatorStride + column;
     float* const more_rows = target + kTileRows * kAccumulatorStride;
     load_tile<0>(target, kStride);
@@ -116,13 +129,16 @@ struct AmxTiles : BFloat16Pairs {
     for (int32_t step = 0; step < steps; ++step) {
       const Unit* const weights = probabilities + step * kTileUnits;
       const Unit* const values = w.value_rows + step * kTileRows * kAccumulatorStride + column;
+      if (step + 1 < steps) prefetch_rows<2>(values + kTileRows * kAccumulatorStride, kStride);
+      // The sums of the next two tiles of columns, a share at each step.
+      prefetch_rows<2>(target + 2 * kTileUnits + step % 8 * 4 * kAccumulatorStride, kStride, 4);
       load_tile<4>(weights, kWeightStride);
       load_tile<6>(values, kStride);
       load_tile<7>(values + kTileUnits, kStride);
       multiply_tiles<0, 4, 6>();
       multiply_tiles<1, 4, 7>();
       if (kTwo) {
-        load_tile<5>(weights + kTileRows * W::kValueRows, kWeightStride);
+        load_tile<5>(weights + kTileRows * kWeightRow, kWeightStride);
         multiply_tiles<2, 5, 6>();
         multiply_tiles<3, 5, 7>();
       }
@@ -136,14 +152,14 @@ struct AmxTiles : BFloat16Pairs {
   }
 
   static void accumulate(const W& w, int32_t rows, int32_t tokens) {
-    const int32_t steps = (tokens + 31) / 32;
-    alignas(64) Unit probabilities[2 * kTileRows * W::kValueRows];  // [row][pair of tokens]
+    const int32_t steps = taken_tokens(tokens) / 32;
+    alignas(64) Unit probabilities[2 * kTileRows * kWeightRow];  // [row][pair of tokens]
     for (int64_t row = 0; row < rows; row += 2 * kTileRows) {
       const bool two = row + kTileRows < rows;
       for (int half = 0; half <= static_cast<int>(two); ++half) {
         for (int32_t step = 0; step < steps; ++step) {
           transpose_units(w.probabilities + step * kTileUnits * w.stride + row + half * kTileRows, w.stride,
-                          probabilities + half * kTileRows * W::kValueRows + step * kTileUnits, W::kValueRows);
+                          probabilities + half * kTileRows * kWeightRow + step * kTileUnits, kWeightRow);
         }
       }
       for (int64_t column = 0; column < kLatent; column += 2 * kTileUnits) {

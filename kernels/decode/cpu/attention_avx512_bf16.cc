@@ -1,5 +1,6 @@
 #define MLA_ISA avx512_bf16
 #define MLA_LANES 16
+#define MLA_WORK_TOKENS 128
 #include "kernels/decode/cpu/attention_bf16.h"
 
 namespace mla::avx512_bf16 {

@@ -109,7 +109,7 @@ struct BFloat16Pairs {
 
   // A bf16 cache's keys are used where they lie; values are always woven.
   static void stage(const AttentionItem& item, const BlockTokens& block, W& w) {
-    for (int32_t t = 0; t < kBlockTokens; ++t) {
+    for (int32_t t = 0; t < kWorkTokens; ++t) {
       const bool in_place = block.address[t] != nullptr && item.cache_dtype == DType::kBF16;
       w.keys[t] = in_place ? reinterpret_cast<const Unit*>(block.address[t]) : w.zeros;
     }
@@ -125,8 +125,8 @@ struct BFloat16Pairs {
     score_block<BFloat16Pairs>(w, vectors, (tokens + 7) / 8 * 8);
   }
 
-  static void pack_probabilities(const W& w, int32_t vectors) {
-    for (int32_t i = 0; i < W::kValueRows; ++i) {
+  static void pack_probabilities(const W& w, int32_t vectors, int32_t tokens) {
+    for (int32_t i = 0; i < taken_tokens(tokens) / kPack; ++i) {
       for (int64_t row = 0; row < vectors * kLanes; row += kLanes) {
         const float* const even = w.scores + 2 * i * w.stride + row;
         const Int low = __builtin_convertvector(float_to_bfloat(mla::MLA_ISA::load(even)), Int);

@@ -1,4 +1,4 @@
-// Decode attention over one work item, for any instruction set: blocks of 64 tokens, an online softmax in base 2.
+// Decode attention over one work item, for any instruction set: blocks of tokens, an online softmax in base 2.
 //
 // Scores are computed transposed, [token][row]: the lanes of a vector are (query, head) rows, a token's element is
 // broadcast straight from the cache, and the softmax runs down the lanes without a sum across them. The values are
@@ -10,7 +10,7 @@
 //   pack_queries(item, w)                        fills w.queries
 //   stage(item, block, w)                        fills w.keys and w.values
 //   scores(w, vectors, tokens)                   fills w.scores
-//   pack_probabilities(w, vectors)               fills w.probabilities
+//   pack_probabilities(w, vectors, tokens)       fills w.probabilities
 //   accumulate(w, rows, tokens)                  adds a block's weighted values to all rows
 //   accumulate_first(w, begin, end, tokens)      adds those of its first tokens to some rows
 #pragma once
@@ -26,16 +26,21 @@ MLA_INLINE int32_t smaller(int32_t a, int32_t b) { return a < b ? a : b; }
 
 // Where a block's tokens lie; null: masked, not to be read.
 struct BlockTokens {
-  const char* address[kBlockTokens];
+  const char* address[kWorkTokens];
   int32_t first;  // token
   int32_t count;
   bool whole;  // none is masked
 };
 
-inline void locate(const AttentionItem& item, int64_t first, int32_t end, BlockTokens& block) {
+// Tokens of the block from `first` on: many where all rows see them, few where the causal limit falls among them.
+MLA_INLINE int32_t block_tokens(int64_t first, int32_t common_end) {
+  return first + kWorkTokens <= common_end ? kWorkTokens : smaller(kWorkTokens, kBlockTokens);
+}
+
+inline void locate(const AttentionItem& item, int64_t first, int32_t tokens, int32_t end, BlockTokens& block) {
   const int64_t token_bytes = kWidth * bytes_of(item.cache_dtype);
   block.first = static_cast<int32_t>(first);
-  block.count = first < end ? smaller(kBlockTokens, static_cast<int32_t>(end - first)) : 0;
+  block.count = first < end ? smaller(tokens, static_cast<int32_t>(end - first)) : 0;
   block.whole = true;
   int64_t page_index = first / item.page_size;
   auto offset = static_cast<int32_t>(first % item.page_size);
@@ -48,7 +53,7 @@ inline void locate(const AttentionItem& item, int64_t first, int32_t end, BlockT
     const int32_t page_end = smaller(block.count - t, item.page_size - offset) + t;
     for (; t < page_end; ++t, token += token_bytes) block.address[t] = valid ? token : nullptr;
   }
-  for (int32_t t = block.count; t < kBlockTokens; ++t) block.address[t] = nullptr;
+  for (int32_t t = block.count; t < kWorkTokens; ++t) block.address[t] = nullptr;
 }
 
 // ---- The two products, in register tiles.
@@ -145,6 +150,9 @@ inline void accumulate_block(const W& w, int32_t begin, int32_t end, int32_t val
 
 // ---- The softmax.
 
+// The products take whole groups of 32 tokens; those past the last are 0.
+MLA_INLINE int32_t taken_tokens(int32_t count) { return (count + 31) / 32 * 32; }
+
 // Scales one vector of rows in place, masks what they do not see, and turns scores into probabilities.
 template <bool kMasked, typename W>
 MLA_INLINE void softmax_rows(const W& w, const BlockTokens& block, float scale, int64_t row) {
@@ -170,7 +178,7 @@ MLA_INLINE void softmax_rows(const W& w, const BlockTokens& block, float scale, 
     store(scores + t * w.stride, p);
     sum += p;
   }
-  for (int32_t t = block.count; t < kBlockTokens; ++t) store(scores + t * w.stride, Float{});
+  for (int32_t t = block.count; t < taken_tokens(block.count); ++t) store(scores + t * w.stride, Float{});
   const Float factor = exp2_of(old_max - subtracted);
   store(w.row_max + row, new_max);
   store(w.row_sum + row, load(w.row_sum + row) * factor + sum);
@@ -241,12 +249,13 @@ inline void attend(const AttentionItem& item, void* scratch) {
   // Limits ascend with the query, so the last row sees most and the first one least.
   const int32_t end = w.row_limit[rows - 1], common_end = w.row_limit[0];
   BlockTokens blocks[2];
-  locate(item, item.kv_begin, end, blocks[0]);
+  locate(item, item.kv_begin, block_tokens(item.kv_begin, common_end), end, blocks[0]);
   int index = 0;
-  for (int64_t first = item.kv_begin; first < end; first += kBlockTokens, index ^= 1) {
+  for (int64_t first = item.kv_begin, next; first < end; first = next, index ^= 1) {
     const BlockTokens& block = blocks[index];
-    locate(item, first + kBlockTokens, end, blocks[index ^ 1]);
-    w.next = first + kBlockTokens < end ? blocks[index ^ 1].address : nullptr;
+    next = first + block_tokens(first, common_end);
+    locate(item, next, block_tokens(next, common_end), end, blocks[index ^ 1]);
+    w.next = next < end ? blocks[index ^ 1].address : nullptr;
     A::stage(item, block, w);
     A::scores(w, vectors, block.count);
 
@@ -258,7 +267,7 @@ inline void attend(const AttentionItem& item, void* scratch) {
         softmax_rows<true>(w, block, item.score_scale, v * kLanes);
       }
     }
-    A::pack_probabilities(w, vectors);
+    A::pack_probabilities(w, vectors, block.count);
     rescale(w, rows);
 
     if (same) {

@@ -41,7 +41,7 @@ struct Float32 {
   static void stage(const AttentionItem& item, const BlockTokens& block, W& w) {
     with_dtype(item.cache_dtype, [&](auto type) {
       constexpr DType kType = decltype(type)::kValue;
-      for (int32_t t = 0; t < kBlockTokens; ++t) {
+      for (int32_t t = 0; t < kWorkTokens; ++t) {
         const char* const source = block.address[t];
         const Unit* row = w.zeros;
         if (source != nullptr && kType == DType::kF32) {
@@ -62,7 +62,7 @@ struct Float32 {
     score_block<Float32>(w, vectors, (tokens + 7) / 8 * 8);
   }
 
-  static void pack_probabilities(const W&, int32_t) {}  // they are used where the scores lie
+  static void pack_probabilities(const W&, int32_t, int32_t) {}  // they are used where the scores lie
 
   static void accumulate(const W& w, int32_t rows, int32_t tokens) { accumulate_block<Float32>(w, 0, rows, tokens); }
 
