@@ -46,3 +46,10 @@ add_executable(mla_cuda_driver EXCLUDE_FROM_ALL
                $<TARGET_OBJECTS:mla_cuda_kernels> ${JAX_MLA_SM90_OBJECTS})
 target_compile_definitions(mla_cuda_driver PRIVATE JAX_MLA_CUDA)
 set_target_properties(mla_cuda_driver PROPERTIES CUDA_STANDARD 17 CUDA_STANDARD_REQUIRED ON)
+
+# The Hopper kernel's source on the host, over an emulated CTA: its logic is tested where there is no GPU.
+add_executable(mla_sm90_emulator EXCLUDE_FROM_ALL "${CMAKE_CURRENT_LIST_DIR}/../tests/native/sm90_emulator/main.cc")
+target_include_directories(mla_sm90_emulator BEFORE PRIVATE "${CMAKE_CURRENT_LIST_DIR}/../tests/native/sm90_emulator")
+target_include_directories(mla_sm90_emulator SYSTEM PRIVATE ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
+target_compile_options(mla_sm90_emulator PRIVATE -O2 -Wall -Wextra -Wno-unknown-pragmas -Wno-psabi)
+target_link_libraries(mla_sm90_emulator PRIVATE mla_cpu_kernels Threads::Threads)

@@ -66,7 +66,8 @@ struct DecodeShapes {
   int32_t layer = 0;
   int32_t skipped_pages = 0;  // unused ones in front of the used
   const Variant* variant = &generic_variant();
-  int32_t tile_rows = 0;  // 0: the rule of the wrapper
+  int32_t tile_rows = 0;       // 0: the rule of the wrapper
+  float scale = 0.072168784f;  // 192 ** -0.5
   uint64_t seed = 1;
 
   std::string text() const {
@@ -174,7 +175,7 @@ class DecodeCase {
     p_.heads = shapes.heads;
     p_.max_q_len = shapes.max_q_len;
     p_.variant = shapes.variant->number;
-    p_.scale = 0.072168784f;  // 192 ** -0.5
+    p_.scale = shapes.scale;
     p_.causal = shapes.causal;
     p_.q_dtype = p_.cache_dtype = p_.out_dtype = dtype_of<Element>();
   }

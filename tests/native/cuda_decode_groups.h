@@ -113,6 +113,25 @@ inline std::string long_group(const Variant& variant, bool quick) {
   return tally.text();
 }
 
+// Maxima that grow from block to block by more than the softmax's slack, or (below 0) where scores were smallest.
+inline std::string steep_group(const Variant& variant, bool quick) {
+  Tally tally;
+  for (float scale : {0.7f, -0.7f, 0.0f}) {
+    for (int32_t heads : {8, 24, 48, 128}) {
+      if (quick && heads != 24) continue;
+      DecodeShapes shapes = shapes_for(variant);
+      shapes.heads = heads;
+      shapes.scale = scale;
+      shapes.kv_lens = {1000, 3, 4000, 130};
+      shapes.seed = 600 + heads;
+      tally.check_both(shapes);
+      shapes.kv_lens.assign(300, 640);
+      if (!quick) tally.check_both(shapes);
+    }
+  }
+  return tally.text();
+}
+
 inline std::string edges_group(const Variant& variant, bool) {
   Tally tally;
   DecodeShapes shapes = shapes_for(variant);

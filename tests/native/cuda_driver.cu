@@ -27,6 +27,7 @@ constexpr DecodeGroup kDecodeGroups[] = {
     {"heads 1 to 128", heads_group},
     {"heads, queries, pages, dtypes", shapes_group},
     {"long requests", long_group},
+    {"steep scores", steep_group},
     {"lengths, pages, layers out of range", edges_group},
     {"bad plans", bad_plans_group},
     {"addresses past 2^31 elements", far_group},
