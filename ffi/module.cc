@@ -46,6 +46,7 @@ nb::list capabilities() {
     row["reducer_heads"] = counts(capability.reducer_heads);
     row["tile_rows"] = capability.tile_rows;
     row["max_q_len"] = capability.max_q_len;
+    row["page_sizes"] = counts(capability.page_sizes);
     rows.append(row);
   }
   return rows;

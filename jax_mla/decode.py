@@ -97,6 +97,11 @@ def plan_decode(
     causal, batch_invariant = _checks.flag("causal", causal), _checks.flag("batch_invariant", batch_invariant)
     if not hasattr(cache, "shape") or not hasattr(cache, "dtype"):
         raise ValueError(f"cache is a {type(cache).__name__}; expected an array or a jax.ShapeDtypeStruct")
+    if len(cache.shape) not in (3, 4):
+        raise ValueError(
+            f"cache has shape {list(cache.shape)}; expected [pages, page size, width] or "
+            "[layers, pages, page size, width]"
+        )
     if cu_q_lens is None:
         if max_q_len is not None:
             raise ValueError("max_q_len is given without cu_q_lens; expected q_len for uniform queries")
@@ -116,6 +121,7 @@ def plan_decode(
         cache_dtype=cache_dtype,
         num_heads=num_heads,
         max_q_len=max_q_len,
+        page_size=cache.shape[-2],
         batch_invariant=batch_invariant,
     )
     target = dispatch.default_platform() if implementation is None else implementation.partition(":")[0]
@@ -341,6 +347,7 @@ def mla_decode(
         cache_dtype=cache_dtype,
         num_heads=flat.shape[1],
         max_q_len=max_q_len,
+        page_size=cache.shape[-2],
         batch_invariant=batch_invariant,
     )
     named = implementation is not None

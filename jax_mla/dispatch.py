@@ -30,10 +30,10 @@ class Capability:
     """One thing that a native module does.
 
     operation: the public function. platform: "cpu", "cuda" or "rocm". variant: its kernels, as in "cuda:generic".
-    architecture: "x86_64", "sm_80+" (that and later), "gfx950". q_dtype, cache_dtype: names of dtypes (for cache
-    updates and packing: of the input and of the result). planner_heads, reducer_heads: counts that each takes.
+    architecture: "x86_64", "sm_90", "sm_80+" (that and later), "gfx950". q_dtype, cache_dtype: names of dtypes (for
+    cache updates and packing: of the input and of the result). planner_heads, reducer_heads: counts that each takes.
     tile_rows: (query, head) rows that a tile may have. max_q_len: query tokens a sequence, None = any. page_sizes:
-    None = any.
+    tokens a page, None = any.
     """
 
     operation: str
@@ -46,7 +46,7 @@ class Capability:
     reducer_heads: HeadCounts = NO_HEADS
     tile_rows: tuple[int, ...] = ()
     max_q_len: int | None = None
-    page_sizes: tuple[int, ...] | None = None
+    page_sizes: HeadCounts | None = None
 
     @property
     def implementation(self) -> str:
@@ -98,6 +98,7 @@ def _compiled_table() -> tuple[Capability, ...]:
                 "reducer_heads": HeadCounts(tuple(fields["reducer_heads"])),
                 "tile_rows": tuple(fields["tile_rows"]),
                 "max_q_len": fields["max_q_len"] or None,
+                "page_sizes": HeadCounts(tuple(fields["page_sizes"])) if fields["page_sizes"] else None,
             },
         )
 
@@ -203,6 +204,7 @@ def _choose(
     cache_dtype: str,
     num_heads: int | None,
     max_q_len: int,
+    page_size: int | None,
     batch_invariant: bool,
     architecture: str | None,
     missing: str | None,
@@ -236,6 +238,9 @@ def _choose(
     rows = [row for row in rows if row.max_q_len is None or max_q_len <= row.max_q_len]
     if not rows:
         return refuse(f"no {platform} kernel for {operation} takes {max_q_len} query tokens a sequence")
+    rows = [row for row in rows if None in (row.page_sizes, page_size) or page_size in row.page_sizes]
+    if not rows:
+        return refuse(f"no {platform} kernel for {operation} takes pages of {page_size} tokens")
     number = _ffi.variant_number(platform, variant)
     if num_heads is None:
         return Choice(platform, rows[0], None, number, f"{rows[0].architecture}, {q_dtype} to {cache_dtype}")
@@ -258,6 +263,7 @@ def select(
     cache_dtype: Any,
     num_heads: int | None = None,
     max_q_len: int = 1,
+    page_size: int | None = None,
     batch_invariant: bool = False,
     missing: str | None = None,
 ) -> tuple[Choice, ...]:
@@ -278,6 +284,7 @@ def select(
             str(cache_dtype),
             num_heads,
             max_q_len,
+            page_size,
             batch_invariant,
             device_architecture(p),
             missing,
@@ -320,6 +327,7 @@ def explain(
     q_dtype: Any = jnp.bfloat16,
     cache_dtype: Any = None,
     q_len: int = 1,
+    page_size: int = 64,
     implementation: str | None = None,
     target: str | None = None,
 ) -> Choice:
@@ -327,8 +335,8 @@ def explain(
 
     operation: a public function's name. num_heads: ignored by operations without a head count. q_dtype, cache_dtype:
     of queries and cache ("fp8_ds_mla" is one), or of input and result for update_cache and the packing; cache_dtype
-    defaults to q_dtype. target: a platform or an architecture ("sm_90"); default: this process's.
-    Raises ValueError for an unknown name.
+    defaults to q_dtype. q_len, page_size: query tokens a sequence and tokens a page, in decode. target: a platform or
+    an architecture ("sm_90"); default: this process's. Raises ValueError for an unknown name.
     """
     platform, variant = _parse(implementation)
     architecture = target if target not in (None, *_ffi.PLATFORMS) else None
@@ -344,4 +352,4 @@ def explain(
         return Choice(target, None, None, 0, f"implementation={implementation!r} is for another platform")
     names = [dtype if isinstance(dtype, str) else jnp.dtype(dtype).name for dtype in (q_dtype, cache_dtype or q_dtype)]
     heads = num_heads if operation == "mla_decode" else None
-    return _choose(target, variant, operation, *names, heads, q_len, False, architecture, None)
+    return _choose(target, variant, operation, *names, heads, q_len, page_size, False, architecture, None)

@@ -19,7 +19,7 @@ INVARIANT_MAX_SPLITS = 16
 
 @dataclasses.dataclass(frozen=True)
 class HeadCounts:
-    """A set of head counts, as inclusive (first, last, step) ranges."""
+    """A set of head counts (or page sizes), as inclusive (first, last, step) ranges."""
 
     ranges: tuple[tuple[int, int, int], ...] = ()
 

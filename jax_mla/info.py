@@ -51,7 +51,7 @@ def support(rows: Iterable[Capability]) -> list[Support]:
             dtypes="",
             heads=heads if row.planner_heads.ranges else "any",
             queries="any" if row.max_q_len is None else f"to {row.max_q_len}",
-            page_sizes="any" if row.page_sizes is None else ", ".join(map(str, row.page_sizes)),
+            page_sizes="any" if row.page_sizes is None else str(row.page_sizes),
         )
         targets = joined.setdefault(line, {}).setdefault(_short(row.q_dtype), [])
         targets.append(_short(row.cache_dtype))

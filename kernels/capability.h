@@ -11,16 +11,21 @@ struct Range {  // first, first + step, ..., up to and including last
   int32_t first, last, step;
 };
 
+inline bool contains(const Range& range, int32_t n) {
+  return n >= range.first && n <= range.last && (n - range.first) % range.step == 0;
+}
+
 struct Capability {
-  const char* operation;             // "mla_decode", "update_cache", ...
-  const char* variant;               // "generic", "sm90", "avx512", ...
-  const char* architecture;          // "x86_64", "sm_80+", "gfx950", ...
-  const char* q_dtype;               // JAX's name of the dtype; for update_cache and pack_kv the input's
-  const char* cache_dtype;           // of the cache, or of the packed output
-  std::vector<Range> planner_heads;  // counts the work planner takes (empty for operations without heads)
-  std::vector<Range> reducer_heads;  // counts the reduction takes
-  std::vector<int32_t> tile_rows;    // (query, head) rows a tile may have, ascending
-  int32_t max_q_len;                 // 0: any
+  const char* operation;               // "mla_decode", "update_cache", ...
+  const char* variant;                 // "generic", "sm90", "avx512", ...
+  const char* architecture;            // "x86_64", "sm_90", "sm_80+" (that and later), "gfx950", ...
+  const char* q_dtype;                 // JAX's name of the dtype; for update_cache and pack_kv the input's
+  const char* cache_dtype;             // of the cache, or of the packed output
+  std::vector<Range> planner_heads;    // counts the work planner takes (empty for operations without heads)
+  std::vector<Range> reducer_heads;    // counts the reduction takes
+  std::vector<int32_t> tile_rows;      // (query, head) rows a tile may have, ascending
+  int32_t max_q_len;                   // 0: any
+  std::vector<Range> page_sizes = {};  // empty: any
 };
 
 // Best variant first. The CPU's leaves out what this machine cannot execute.

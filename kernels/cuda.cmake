@@ -5,7 +5,7 @@ set(JAX_MLA_CUDA_SOURCES
     cuda/copy.cu
     decode/plan.cu
     decode/reduce.cu
-    decode/generic/decode.cu
+    decode/decode.cu
     decode/generic/bf16.cu
     decode/generic/f16.cu
     cache/generic/update.cu
@@ -21,7 +21,35 @@ set_target_properties(mla_cuda_kernels PROPERTIES
     CUDA_VISIBILITY_PRESET hidden
     VISIBILITY_INLINES_HIDDEN ON)
 
+# Hopper's kernels, for sm_90a alone, where that is among the architectures. The capability table follows.
+set(JAX_MLA_SM90_OBJECTS "")
+if(CMAKE_CUDA_ARCHITECTURES MATCHES "(^|;)90a")
+    file(GLOB JAX_MLA_SM90_SOURCES CONFIGURE_DEPENDS "${CMAKE_CURRENT_LIST_DIR}/decode/sm90/instances/*.cu")
+    add_library(mla_cuda_sm90_kernels OBJECT
+        ${JAX_MLA_SM90_SOURCES}
+        "${CMAKE_CURRENT_LIST_DIR}/decode/sm90/decode.cu"
+        "${CMAKE_CURRENT_LIST_DIR}/cuda/tensor_map.cu")
+    target_compile_definitions(mla_cuda_sm90_kernels PRIVATE JAX_MLA_CUDA)
+    target_compile_definitions(mla_cuda_kernels PRIVATE JAX_MLA_SM90)
+    set_target_properties(mla_cuda_sm90_kernels PROPERTIES
+        CUDA_ARCHITECTURES 90a-real
+        POSITION_INDEPENDENT_CODE ON
+        CUDA_STANDARD 17
+        CUDA_STANDARD_REQUIRED ON
+        CUDA_VISIBILITY_PRESET hidden
+        VISIBILITY_INLINES_HIDDEN ON)
+    set(JAX_MLA_SM90_OBJECTS $<TARGET_OBJECTS:mla_cuda_sm90_kernels>)
+endif()
+
 add_executable(mla_cuda_driver EXCLUDE_FROM_ALL
-               "${CMAKE_CURRENT_LIST_DIR}/../tests/native/cuda_driver.cu" $<TARGET_OBJECTS:mla_cuda_kernels>)
+               "${CMAKE_CURRENT_LIST_DIR}/../tests/native/cuda_driver.cu"
+               $<TARGET_OBJECTS:mla_cuda_kernels> ${JAX_MLA_SM90_OBJECTS})
 target_compile_definitions(mla_cuda_driver PRIVATE JAX_MLA_CUDA)
 set_target_properties(mla_cuda_driver PROPERTIES CUDA_STANDARD 17 CUDA_STANDARD_REQUIRED ON)
+
+# The Hopper kernel's source on the host, over an emulated CTA: its logic is tested where there is no GPU.
+add_executable(mla_sm90_emulator EXCLUDE_FROM_ALL "${CMAKE_CURRENT_LIST_DIR}/../tests/native/sm90_emulator/main.cc")
+target_include_directories(mla_sm90_emulator BEFORE PRIVATE "${CMAKE_CURRENT_LIST_DIR}/../tests/native/sm90_emulator")
+target_include_directories(mla_sm90_emulator SYSTEM PRIVATE ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
+target_compile_options(mla_sm90_emulator PRIVATE -O2 -Wall -Wextra -Wno-unknown-pragmas -Wno-psabi)
+target_link_libraries(mla_sm90_emulator PRIVATE mla_cpu_kernels Threads::Threads)

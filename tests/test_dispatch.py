@@ -111,6 +111,26 @@ def test_tile_rows_fit_the_query_rows():
     assert list(sizes.values()) == [16, 16, 32, 32, 64, 64, 64, 64]
 
 
+def test_a_row_for_one_architecture_and_some_pages():
+    """Hopper's kernel comes first where it runs; other GPUs and other pages get the tiles of the row behind it."""
+    sizes = HeadCounts(((16, 32, 16), (64, 4096, 64)))
+    hopper = row(variant="sm90", architecture="sm_90", tile_rows=(8, 24, 48), page_sizes=sizes)
+    with override_capabilities([hopper, row()]):
+        for page_size in (16, 32, 64, 192):
+            choice = explain(num_heads=24, page_size=page_size, target="sm_90")
+            assert choice.row == hopper and choice.heads.tile_rows == 24
+        for page_size in (1, 48, 63, 96, 8192):
+            choice = explain(num_heads=24, page_size=page_size, target="sm_90")
+            assert choice.row == row() and choice.heads.tile_rows == 64
+        for target in ("sm_80", "sm_89", "sm_100", "sm_120"):
+            assert explain(num_heads=24, target=target).row == row()
+        assert explain(num_heads=24, target="cuda").heads.tile_rows == 24
+    with override_capabilities([hopper]):
+        refused = explain(page_size=48, target="sm_90")
+        assert refused.row is None and "takes pages of 48 tokens" in refused.reason
+        assert "on sm_100" in explain(target="sm_100").reason
+
+
 def test_override_ends_with_its_context():
     before = capabilities()
     with override_capabilities([row()]):

@@ -1,5 +1,9 @@
 #include "kernels/capability.h"
 
+#include <iterator>
+
+#include "kernels/decode/sm90/limits.h"
+
 namespace mla {
 namespace {
 
@@ -10,7 +14,7 @@ constexpr const char* kE4M3FN = "float8_e4m3fn";
 constexpr const char* kArchitecture = "sm_80+";
 
 Capability row(const char* operation, const char* q_dtype, const char* cache_dtype) {
-  return {operation, "generic", kArchitecture, q_dtype, cache_dtype, {}, {}, {}, 0};
+  return {operation, "generic", kArchitecture, q_dtype, cache_dtype, {}, {}, {}, 0, {}};
 }
 
 Capability decode_row(const char* dtype) {
@@ -20,10 +24,27 @@ Capability decode_row(const char* dtype) {
   return decode;
 }
 
+#if defined(JAX_MLA_SM90)
+// sm_90a's instructions are of compute capability 9.0 alone.
+Capability sm90_row(const char* dtype) {
+  Capability decode = decode_row(dtype);
+  decode.variant = "sm90";
+  decode.architecture = "sm_90";
+  decode.tile_rows.assign(std::begin(sm90::kTileSizes), std::end(sm90::kTileSizes));
+  decode.page_sizes.assign(std::begin(sm90::kPageSizes), std::end(sm90::kPageSizes));
+  return decode;
+}
+#endif
+
 }  // namespace
 
 std::vector<Capability> capabilities() {
-  std::vector<Capability> rows = {decode_row(kBF16), decode_row(kF16)};
+  std::vector<Capability> rows;
+#if defined(JAX_MLA_SM90)
+  rows = {sm90_row(kBF16), sm90_row(kF16)};
+#endif
+  rows.push_back(decode_row(kBF16));
+  rows.push_back(decode_row(kF16));
   for (const char* dtype : {kBF16, kF16, kF32}) {
     rows.push_back(row("update_cache", dtype, dtype));
     rows.push_back(row("update_cache", dtype, kE4M3FN));
@@ -32,7 +53,13 @@ std::vector<Capability> capabilities() {
   return rows;
 }
 
-std::vector<const char*> variants() { return {"generic"}; }
+std::vector<const char*> variants() {
+#if defined(JAX_MLA_SM90)
+  return {"sm90", "generic"};
+#else
+  return {"generic"};
+#endif
+}
 
 int32_t parts_per_unit() { return 1; }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstring>
 #include <numeric>
 
 #include "kernels/capability.h"
@@ -10,6 +11,44 @@
 #include "tests/native/cuda_oracle.h"
 
 namespace mla::test {
+
+// A kernel that is compiled in and that this device runs, with what its capability row says.
+struct Variant {
+  std::string name;
+  int32_t number;  // DecodeParams::variant
+  std::vector<int32_t> tile_rows;
+  std::vector<Range> page_sizes;  // empty: any
+
+  bool takes_pages_of(int32_t page_size) const {
+    return page_sizes.empty() || std::any_of(page_sizes.begin(), page_sizes.end(),
+                                             [&](const Range& range) { return contains(range, page_size); });
+  }
+};
+
+// Of mla_decode, the best first.
+inline const std::vector<Variant>& decode_variants() {
+  static const std::vector<Variant> kVariants = [] {
+    int32_t major = 0, minor = 0;
+    check(device_attribute(&major, cudaDevAttrComputeCapabilityMajor, device()));
+    check(device_attribute(&minor, cudaDevAttrComputeCapabilityMinor, device()));
+    const std::vector<const char*> names = variants();
+    std::vector<Variant> all;
+    for (const Capability& row : capabilities()) {
+      const std::string architecture = row.architecture;
+      const bool runs = architecture.back() == '+' || architecture == "sm_" + std::to_string(major * 10 + minor);
+      if (row.operation != std::string("mla_decode") || row.q_dtype != std::string("bfloat16") || !runs) continue;
+      const auto position =
+          std::find_if(names.begin(), names.end(), [&](const char* name) { return row.variant == std::string(name); });
+      require(position != names.end(), std::string("variants() lacks ") + row.variant);
+      all.push_back({row.variant, static_cast<int32_t>(position - names.begin()) + 1, row.tile_rows, row.page_sizes});
+    }
+    return all;
+  }();
+  return kVariants;
+}
+
+// What every GPU runs.
+inline const Variant& generic_variant() { return decode_variants().back(); }
 
 struct DecodeShapes {
   int32_t heads = 16;
@@ -26,12 +65,14 @@ struct DecodeShapes {
   int32_t layers = 1;
   int32_t layer = 0;
   int32_t skipped_pages = 0;  // unused ones in front of the used
-  int32_t tile_rows = 0;      // 0: the rule of the wrapper
+  const Variant* variant = &generic_variant();
+  int32_t tile_rows = 0;       // 0: the rule of the wrapper
+  float scale = 0.072168784f;  // 192 ** -0.5
   uint64_t seed = 1;
 
   std::string text() const {
-    std::string s = "heads " + std::to_string(heads) + ", q " + std::to_string(max_q_len) + ", page " +
-                    std::to_string(page_size) + (causal ? ", causal" : ", full") + (pair ? ", pair" : "") +
+    std::string s = variant->name + ", heads " + std::to_string(heads) + ", q " + std::to_string(max_q_len) +
+                    ", page " + std::to_string(page_size) + (causal ? ", causal" : ", full") + (pair ? ", pair" : "") +
                     (batch_invariant ? ", batch invariant" : "") + ", layer " + std::to_string(layer) + "/" +
                     std::to_string(layers) + ", kv";
     for (size_t b = 0; b < kv_lens.size() && b < 8; ++b) s += " " + std::to_string(kv_lens[b]);
@@ -42,11 +83,11 @@ struct DecodeShapes {
 };
 
 // The smallest tile that takes all rows of a request, else the largest.
-inline int32_t choose_tile_rows(int64_t rows) {
-  for (int32_t candidate : {16, 32, 64}) {
+inline int32_t choose_tile_rows(const Variant& variant, int64_t rows) {
+  for (int32_t candidate : variant.tile_rows) {
     if (rows <= candidate) return candidate;
   }
-  return 64;
+  return variant.tile_rows.back();
 }
 
 inline int32_t device_parts() {
@@ -111,7 +152,7 @@ class DecodeCase {
     lse_ = Array<float>(rows_ + kGuardRows);
 
     const int64_t request_rows = int64_t{shapes.max_q_len} * shapes.heads;
-    const int32_t tile_rows = shapes.tile_rows ? shapes.tile_rows : choose_tile_rows(request_rows);
+    const int32_t tile_rows = shapes.tile_rows ? shapes.tile_rows : choose_tile_rows(*shapes.variant, request_rows);
     const auto row_tiles = static_cast<int32_t>((request_rows + tile_rows - 1) / tile_rows);
     plan_ = PlanArrays(batch, row_tiles, tile_rows, device_parts(), shapes.batch_invariant);
     partial_out_ = Array<float>(int64_t{plan_.plan.max_partials} * tile_rows * kLatent);
@@ -133,7 +174,8 @@ class DecodeCase {
     p_.tokens = tokens;
     p_.heads = shapes.heads;
     p_.max_q_len = shapes.max_q_len;
-    p_.scale = 0.072168784f;  // 192 ** -0.5
+    p_.variant = shapes.variant->number;
+    p_.scale = shapes.scale;
     p_.causal = shapes.causal;
     p_.q_dtype = p_.cache_dtype = p_.out_dtype = dtype_of<Element>();
   }

@@ -9,11 +9,10 @@ namespace mla::test {
 constexpr int kOracleThreads = 128;
 
 template <class Element>
-__global__ void oracle_kernel(DecodeParams p, float* out, float* lse) {
-  extern __shared__ __align__(1024) unsigned char shared_base[];
-  auto* scores = reinterpret_cast<double*>(shared_base);  // [max_pages * P]
+__global__ void oracle_kernel(DecodeParams p, double* all_scores, float* out, float* lse) {
   __shared__ double partial[kOracleThreads];
   const int64_t row = blockIdx.x;
+  double* scores = all_scores + row * p.max_pages * p.page_size;
   const int32_t token = static_cast<int32_t>(row / p.heads), thread = threadIdx.x;
 
   int32_t request = -1, query = 0, queries = p.max_q_len;
@@ -99,13 +98,13 @@ template <class Element>
 Errors compare_with_oracle(const DecodeParams& p) {
   const int64_t rows = int64_t{p.tokens} * p.heads;
   if (rows == 0) return {};
+  Array<double> scores(rows * p.max_pages * p.page_size);
   Array<float> out(rows * kLatent), lse(rows);
   Array<float2> errors(rows);
   LaunchShape shape;
   shape.grid = dim3(static_cast<unsigned>(rows));
   shape.block = dim3(kOracleThreads);
-  shape.shared_bytes = sizeof(double) * p.max_pages * p.page_size;
-  check(launch("the oracle", oracle_kernel<Element>, shape, device(), p, out.data(), lse.data()));
+  check(launch("the oracle", oracle_kernel<Element>, shape, device(), p, scores.data(), out.data(), lse.data()));
   check(launch("the comparison", compare_kernel<Element>, grid_of(rows), device(), static_cast<const Element*>(p.out),
                p.lse, out.data(), lse.data(), rows, errors.data()));
   Errors worst;

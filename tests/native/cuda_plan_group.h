@@ -53,7 +53,8 @@ inline void check_plan(Random& random, int32_t batch, int64_t longest, bool ragg
   p.overhead_blocks = pick(random, 0, 6);
   p.min_part_blocks = pick(random, 0, 4);
   p.batch_invariant = batch_invariant;
-  const int32_t tile_rows = choose_tile_rows(int64_t{p.heads} * p.max_q_len);
+  const Variant& variant = decode_variants()[pick(random, 0, decode_variants().size() - 1)];
+  const int32_t tile_rows = choose_tile_rows(variant, int64_t{p.heads} * p.max_q_len);
   const int32_t row_tiles = ceil_div(p.heads * p.max_q_len, tile_rows);
   std::vector<int32_t> kv_lens(batch), cu_q_lens(batch + 1, 0);
   for (int32_t b = 0; b < batch; ++b) {

@@ -1,8 +1,6 @@
 // Device time of decode from replays of a CUDA graph, and its results compared with the oracle.
 #pragma once
 
-#include "kernels/decode/generic/instance.h"
-#include "kernels/decode/reduce.h"
 #include "tests/native/cuda_decode_case.h"
 
 namespace mla::test {
@@ -49,39 +47,48 @@ inline double time_copy() {
   return 2.0 * kBytes / us * 1e-6;
 }
 
+struct Timed {
+  double us = 0, plan_us = 0, error = 0;
+  int32_t tile_rows = 0;
+};
+
 // The cache is copied often enough that no call finds its keys in the L2.
-inline void time_decode(int32_t batch, int32_t tokens, int32_t heads, int32_t queries) {
+inline Timed time_variant(const Variant& variant, int32_t batch, int32_t tokens, int32_t heads, int32_t queries) {
   using Element = __nv_bfloat16;
-  constexpr double kColdBytes = 400e6;
+  constexpr double kColdBytes = 200e6;
   const double bytes = double{1} * batch * tokens * kWidth * sizeof(Element);
   const int copies = bytes >= kColdBytes ? 1 : static_cast<int>(kColdBytes / bytes) + 1;
   DecodeShapes shapes;
+  shapes.variant = &variant;
   shapes.heads = heads;
   shapes.max_q_len = queries;
   shapes.kv_lens.assign(static_cast<size_t>(batch), tokens);
   std::vector<DecodeCase<Element>> cases;
-  Errors errors;
+  Timed timed;
   for (int i = 0; i < copies; ++i) {
     shapes.seed = 100 + i;
     cases.emplace_back(shapes);
     cases.back().run();
-    if (i == 0) errors = cases.back().verify();
+    if (i == 0) timed.error = cases.back().verify().out;
   }
   synchronize();
   const int calls = std::max(copies, 5);
-  const double us = time_calls(calls, [&](int i) { check(decode(cases[i % copies].params(), device())); });
-  // The instances of a GPU with the shared memory of an A100.
-  const double smaller_us = time_calls(calls, [&](int i) {
-    const DecodeParams& params = cases[i % copies].params();
-    check(decode_generic_bf16(params, device(), 163 * 1024));
-    check(reduce(params, device(), /*dependent=*/true));
-  });
-  const double plan_us = time_calls(10, [&](int) { cases[0].make_plan(); });
+  timed.us = time_calls(calls, [&](int i) { check(decode(cases[i % copies].params(), device())); });
+  timed.plan_us = time_calls(10, [&](int) { cases[0].make_plan(); });
+  timed.tile_rows = cases[0].params().plan.tile_rows;
+  return timed;
+}
+
+inline void time_decode(int32_t batch, int32_t tokens, int32_t heads, int32_t queries) {
+  const double bytes = double{1} * batch * tokens * kWidth * 2;
   const double flops = 2.0 * batch * queries * heads * tokens * (kWidth + kLatent);
-  std::printf(
-      "decode %4d x %6d x %3d heads x %d: %8.1f us  %5.2f TB/s  %6.1f TFLOP/s  with 163 KiB %8.1f us  plan %5.1f us  "
-      "error %.1e\n",
-      batch, tokens, heads, queries, us, bytes / us * 1e-6, flops / us * 1e-6, smaller_us, plan_us, errors.out);
+  std::printf("decode %4d x %6d x %3d heads x %d:", batch, tokens, heads, queries);
+  for (const Variant& variant : decode_variants()) {
+    const Timed t = time_variant(variant, batch, tokens, heads, queries);
+    std::printf("  %s (%d rows) %8.1f us %5.2f TB/s %6.1f TFLOP/s error %.1e plan %4.1f us", variant.name.c_str(),
+                t.tile_rows, t.us, bytes / t.us * 1e-6, flops / t.us * 1e-6, t.error, t.plan_us);
+  }
+  std::printf("\n");
   std::fflush(stdout);
 }
 
@@ -89,10 +96,15 @@ inline void time_all() {
   std::printf("copy of 1 GiB: %.2f TB/s, read and written\n", time_copy());
   time_decode(128, 4096, 24, 1);
   time_decode(128, 4096, 16, 1);
-  time_decode(128, 4096, 128, 1);
-  time_decode(128, 4096, 24, 4);
+  time_decode(128, 4096, 24, 2);
+  time_decode(128, 1024, 24, 1);
   time_decode(8, 4096, 24, 1);
   time_decode(1, 8192, 24, 1);
+  time_decode(1, 131072, 24, 1);
+  time_decode(16, 100000, 24, 1);
+  time_decode(128, 4096, 24, 4);
+  time_decode(128, 4096, 128, 1);
+  time_decode(1, 512, 24, 1);
 }
 
 }  // namespace mla::test

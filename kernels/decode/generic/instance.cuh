@@ -40,14 +40,13 @@ Error launch_rows(const DecodeParams& params, const Device& device, int32_t shar
 
 template <class Element>
 Error launch_generic(const DecodeParams& params, const Device& device, int32_t shared_limit) {
-  switch (params.plan.tile_rows) {
-    case 16: return launch_rows<Element, 16, 64, 32>(params, device, shared_limit);
-    case 32: return launch_rows<Element, 32, 64, 32>(params, device, shared_limit);
-    case 64: return launch_rows<Element, 64, 32, 16>(params, device, shared_limit);
-    default:
-      return "jax_mla: mla_decode's generic kernel takes plans with 16, 32 or 64 rows a tile, this one has " +
-             std::to_string(params.plan.tile_rows);
-  }
+  // A plan for another kernel's tiles runs in the next larger instance, whose last rows then do not exist.
+  const int32_t rows = params.plan.tile_rows;
+  if (rows >= 1 && rows <= 16) return launch_rows<Element, 16, 64, 32>(params, device, shared_limit);
+  if (rows >= 1 && rows <= 32) return launch_rows<Element, 32, 64, 32>(params, device, shared_limit);
+  if (rows >= 1 && rows <= 64) return launch_rows<Element, 64, 32, 16>(params, device, shared_limit);
+  return "jax_mla: mla_decode's generic kernel takes plans with 1 to 64 rows a tile, this one has " +
+         std::to_string(rows);
 }
 
 }  // namespace mla

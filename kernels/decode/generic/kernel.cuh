@@ -11,16 +11,10 @@
 #include "kernels/cuda/element.cuh"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/decode/generic/shape.h"
-#include "kernels/decode/generic/work.cuh"
+#include "kernels/decode/softmax.h"
+#include "kernels/decode/work.cuh"
 
 namespace mla {
-
-constexpr float kLog2E = 1.4426950408889634f;
-constexpr float kLn2 = 0.6931471805599453f;
-
-// The reference of the exponents follows a row's maximum only when that has grown by more than 2^8: weights stay below
-// 256, which bf16 and fp16 hold as precisely as 1, and the output is seldom rescaled.
-constexpr float kSlack = 8.0f;
 
 // This lane's A fragments of its warp's rows and quarter of the columns; rows that do not exist are 0.
 template <class Element, class Shape>
@@ -252,7 +246,7 @@ template <class Element, class Shape>
 __device__ __forceinline__ void store_tile(const DecodeParams& p, const Tile& tile, SharedMemory<Shape>& shared,
                                            const Softmax<Shape>& softmax, const Output<Shape>& out) {
   const bool direct = tile.partial < 0;
-  const int64_t first_row = direct ? tile.first_row : int64_t{tile.partial} * Shape::kRows;
+  const int64_t first_row = direct ? tile.first_row : int64_t{tile.partial} * p.plan.tile_rows;
 #pragma unroll
   for (int pass = 0; pass < Shape::kSoftmaxPasses; ++pass) {
     const int row = pass * Shape::kSoftmaxRows + static_cast<int>(threadIdx.x) / Shape::kSoftmaxLanes;

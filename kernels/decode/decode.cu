@@ -1,10 +1,13 @@
 // mla_decode's entry on CUDA: picks the kernel for the call, launches it and then the reduction.
 #include <limits>
+#include <string>
 
 #include "kernels/capability.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/decode/generic/instance.h"
 #include "kernels/decode/reduce.h"
+#include "kernels/decode/sm90/decode.h"
+#include "kernels/decode/sm90/limits.h"
 
 namespace mla {
 namespace {
@@ -35,21 +38,40 @@ Error check(const DecodeParams& p) {
   return {};
 }
 
+// The one rule of which kernel runs. It agrees with the capability table, from which the plan's tiles come; a plan for
+// another kernel's tiles, of a program lowered for an unknown device, is served all the same.
+Error decode_attention(const DecodeParams& p, const Device& device, bool hopper) {
+  const std::string variant = p.variant == 0 ? "" : variants()[p.variant - 1];
+#if defined(JAX_MLA_SM90)
+  const bool taken = hopper && sm90::takes(p);
+  if (taken && variant != "generic") return decode_sm90(p, device);
+#endif
+  if (variant == "sm90") {
+    return "jax_mla: mla_decode's Hopper kernel takes plans of 8, 16, .. 48 rows a tile, pages of 16, 32 or a multiple "
+           "of 64 tokens and bfloat16 or float16, on compute capability 9.0; this call has " +
+           std::to_string(p.plan.tile_rows) + " rows, pages of " + std::to_string(p.page_size) + " and " +
+           name_of(p.q_dtype) + (hopper ? "" : ", on another device");
+  }
+  int32_t shared_limit = 0;
+  const Error error = device_attribute(&shared_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  if (!error.empty()) return error;
+  switch (p.q_dtype) {
+    case DType::kBF16: return decode_generic_bf16(p, device, shared_limit);
+    case DType::kF16: return decode_generic_f16(p, device, shared_limit);
+    default: return std::string("jax_mla: mla_decode on CUDA has no kernel for ") + name_of(p.q_dtype);
+  }
+}
+
 }  // namespace
 
 Error decode(const DecodeParams& params, const Device& device) {
   if (int64_t{params.tokens} * params.heads == 0) return {};
   Error error = check(params);
   if (!error.empty()) return error;
-  int32_t shared_limit = 0, major = 0;
-  error = device_attribute(&shared_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-  if (error.empty()) error = device_attribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  if (!error.empty()) return error;
-  switch (params.q_dtype) {
-    case DType::kBF16: error = decode_generic_bf16(params, device, shared_limit); break;
-    case DType::kF16: error = decode_generic_f16(params, device, shared_limit); break;
-    default: error = std::string("jax_mla: mla_decode on CUDA has no kernel for ") + name_of(params.q_dtype);
-  }
+  int32_t major = 0, minor = 0;
+  error = device_attribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  if (error.empty()) error = device_attribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+  if (error.empty()) error = decode_attention(params, device, /*hopper=*/major == 9 && minor == 0);
   if (!error.empty()) return error;
   return reduce(params, device, /*dependent=*/major >= 9);
 }

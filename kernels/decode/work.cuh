@@ -43,7 +43,7 @@ __device__ __forceinline__ bool find_tile(const DecodeParams& p, int32_t item_in
   tile.rows = static_cast<int32_t>(rows);
   tile.request_row = static_cast<int32_t>(request_row);
   tile.request = request;
-  tile.kv_begin = max_of(item.kv_begin, 0);
+  tile.kv_begin = max_of(item.kv_begin, 0) / kBlockTokens * kBlockTokens;
   tile.kv_end = min_of(item.kv_end, kv_len);
   if (tile.kv_end > table_tokens) tile.kv_end = static_cast<int32_t>(table_tokens);
   tile.partial = max_of(item.partial, -1);

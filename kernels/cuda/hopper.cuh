@@ -1,0 +1,109 @@
+// Hopper's asynchronous instructions, one wrapper each (sm_90): barriers in shared memory, the tensor copy engine, the
+// orderings between it, the tensor cores and ordinary accesses. wgmma.cuh has the matrix products.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+namespace mla::ptx {
+
+// --- mbarriers. A phase ends when `count` arrivals and all announced bytes are in; waiting for parity 0 is waiting for
+// the end of the first phase, and for parity 1, on a new barrier, returns at once.
+
+__device__ __forceinline__ void mbarrier_init(uint32_t barrier, uint32_t count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\n" ::"r"(barrier), "r"(count) : "memory");
+}
+
+// Shows the barriers that this thread initialised to the copy engine too.
+__device__ __forceinline__ void fence_mbarrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
+}
+
+__device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(barrier) : "memory");
+}
+
+// One arrival, and `bytes` that copies will deliver before the phase ends.
+__device__ __forceinline__ void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+__device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity) {
+  uint32_t done;
+  do {
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}\n"
+        : "=r"(done)
+        : "r"(barrier), "r"(parity)
+        : "memory");
+  } while (!done);
+}
+
+// --- Named barriers, among the `threads` of some warps. 0 is __syncthreads'.
+
+__device__ __forceinline__ void barrier_sync(int32_t name, int32_t threads) {
+  asm volatile("barrier.cta.sync %0, %1;\n" ::"r"(name), "r"(threads) : "memory");
+}
+
+__device__ __forceinline__ void barrier_arrive(int32_t name, int32_t threads) {
+  asm volatile("barrier.cta.arrive %0, %1;\n" ::"r"(name), "r"(threads) : "memory");
+}
+
+// --- The tensor copy engine (TMA). Coordinates outside the tensor read as zeros and count as delivered.
+
+__device__ __forceinline__ void prefetch_tensor_map(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];\n" ::"l"(map) : "memory");
+}
+
+// Cache policies of L2: for what is read once, and for what others read too.
+__device__ __forceinline__ uint64_t evict_first_policy() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;\n" : "=l"(policy));
+  return policy;
+}
+
+__device__ __forceinline__ uint64_t evict_normal_policy() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;\n" : "=l"(policy));
+  return policy;
+}
+
+__device__ __forceinline__ void copy_box(uint32_t shared, const CUtensorMap* map, uint32_t barrier, uint64_t policy,
+                                         int32_t x, int32_t y, int32_t z) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%4, %5, %6}], [%2], %3;\n" ::"r"(shared),
+      "l"(map), "r"(barrier), "l"(policy), "r"(x), "r"(y), "r"(z)
+      : "memory");
+}
+
+__device__ __forceinline__ void copy_box(uint32_t shared, const CUtensorMap* map, uint32_t barrier, uint64_t policy,
+                                         int32_t x, int32_t y, int32_t z, int32_t u, int32_t v) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%4, %5, %6, %7, %8}], [%2], %3;\n" ::"r"(shared),
+      "l"(map), "r"(barrier), "l"(policy), "r"(x), "r"(y), "r"(z), "r"(u), "r"(v)
+      : "memory");
+}
+
+// This thread's ordinary writes to shared memory, before later reads by wgmma and the copy engine.
+__device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory"); }
+
+__device__ __forceinline__ void store_shared_zeros_16(uint32_t shared) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};\n" ::"r"(shared), "r"(0) : "memory");
+}
+
+// --- Shared memory by matrices: lanes 8i .. 8i+7 give the addresses of the rows of matrix i; transposed, lane
+// 4 * g + t holds rows 2t, 2t+1 of column g.
+__device__ __forceinline__ void stmatrix_x2_trans(uint32_t shared, uint32_t first, uint32_t second) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared::cta.b16 [%0], {%1, %2};\n" ::"r"(shared), "r"(first),
+               "r"(second)
+               : "memory");
+}
+
+}  // namespace mla::ptx

@@ -1,0 +1,108 @@
+// The two loading warps: one brings the keys, one the queries and the items that they belong to.
+#pragma once
+
+#include "kernels/cuda/hopper.cuh"
+#include "kernels/cuda/ptx.cuh"
+#include "kernels/decode/sm90/shape.h"
+
+namespace mla::sm90 {
+
+struct ItemRange {
+  int32_t first, last;
+};
+
+__device__ __forceinline__ ItemRange items_of_part(const DecodeParams& p) {
+  return {max_of(p.plan.part_offsets[blockIdx.x], 0), min_of(p.plan.part_offsets[blockIdx.x + 1], p.plan.max_items)};
+}
+
+// How a slot is filled. Pages of 64 tokens or more: by one box of three chunks. Smaller ones: a lane for each page of
+// the block and each chunk, since the tokens of a page do not lie beside those of the next.
+struct SlotBoxes {
+  int pages;  // that share a block
+  int boxes;  // of a slot
+  int page;   // this lane's box
+  int chunk;
+  uint32_t offset;  // of it in the slot
+
+  __device__ __forceinline__ SlotBoxes(int32_t page_size, int lane) {
+    pages = page_size < kBlockTokens ? kBlockTokens / page_size : 1;
+    boxes = pages == 1 ? 1 : pages * kSlotChunks;
+    page = lane % pages;
+    chunk = pages == 1 ? 0 : lane / pages;
+    offset = chunk * kChunkBytes + (pages == 1 ? 0 : page * page_size * kLineBytes);
+  }
+};
+
+// Fills the ring with the part's keys. Tokens whose page is not in the cache lie outside the tensor map and arrive as
+// zeros; so do those of pages behind the last key.
+template <class Shape>
+__device__ __forceinline__ void load_keys(const DecodeParams& p, const CUtensorMap* map, int32_t layer, uint32_t ring,
+                                          Control<Shape>& control) {
+  const int lane = threadIdx.x % 32;
+  const SlotBoxes boxes(p.page_size, lane);
+  const uint32_t full = ptx::shared_address(control.full), empty = ptx::shared_address(control.empty);
+  // Where a request has several tiles, others read the same keys.
+  const uint64_t policy = p.plan.row_tiles == 1 ? ptx::evict_first_policy() : ptx::evict_normal_policy();
+  Ring<Shape> position;
+
+  const ItemRange items = items_of_part(p);
+  for (int32_t item = items.first; item < items.last; ++item) {
+    Tile tile;
+    if (!find_tile(p, item, tile)) continue;
+    int64_t token = int64_t{tile.kv_begin} + boxes.page * p.page_size;  // the first of this lane's page
+    SlotLookup next = look_up(p, tile, token);
+    const int32_t blocks = block_count(tile);
+    for (int32_t block = 0; block < blocks; ++block) {
+      const SlotLookup lookup = next;
+      token += kBlockTokens;
+      next = look_up(p, tile, token);  // its latency is hidden behind this block's waits
+      const bool valid = lookup.slot(p) >= 0;
+      const uint32_t valid_pages = __ballot_sync(0xFFFFFFFF, valid);
+#pragma unroll
+      for (int i = 0; i < kBlockSlots; ++i) {
+        const uint32_t slot_full = full + position.slot * 8;
+        ptx::mbarrier_wait(empty + position.slot * 8, position.parity ^ 1);
+        if (lane == 0) {
+          if (i == 0) control.valid_pages[position.slot] = valid_pages;
+          ptx::mbarrier_arrive_expect(slot_full, kSlotBytes);
+        }
+        __syncwarp();
+        if (lane < boxes.boxes) {
+          ptx::copy_box(ring + position.slot * kSlotBytes + boxes.offset, map, slot_full, policy, 0, lookup.offset,
+                        i * kSlotChunks + boxes.chunk, valid ? lookup.page : -1, layer);
+        }
+        position.advance();
+      }
+    }
+  }
+}
+
+// Brings each item's queries as soon as the scores of the one before are done with theirs. One thread. Rows behind the
+// tile's are queries of others, or zeros behind the last; what they give is never stored.
+template <class Shape>
+__device__ __forceinline__ void load_queries(const DecodeParams& p, const TensorMaps& maps, uint32_t queries,
+                                             Control<Shape>& control) {
+  const uint32_t full = ptx::shared_address(&control.query_full), empty = ptx::shared_address(&control.query_empty);
+  const uint64_t policy = ptx::evict_normal_policy();
+  uint32_t parity = 0;
+  ptx::prefetch_tensor_map(&maps.q_latent);
+  ptx::prefetch_tensor_map(&maps.q_rope);
+
+  const ItemRange items = items_of_part(p);
+  for (int32_t item = items.first; item < items.last; ++item) {
+    Tile tile;
+    if (!find_tile(p, item, tile)) continue;
+    ptx::mbarrier_wait(empty, parity ^ 1);
+    control.tile = tile;
+    ptx::mbarrier_arrive_expect(full, Shape::kQueryBytes);
+    const auto row = static_cast<int32_t>(tile.first_row);
+    ptx::copy_box(queries, &maps.q_latent, full, policy, 0, row, 0);
+    ptx::copy_box(queries + kLatentChunks * Shape::kQueryChunkBytes, &maps.q_rope, full, policy, 0, row, 0);
+    parity ^= 1;
+  }
+  ptx::mbarrier_wait(empty, parity ^ 1);
+  control.tile.rows = 0;
+  ptx::mbarrier_arrive(full);
+}
+
+}  // namespace mla::sm90

@@ -1,0 +1,328 @@
+// One CTA of a Hopper GPU, as far as the decode kernel uses it: threads that take turns in random order, shared memory,
+// barriers, the tensor copy engine and asynchronous matrix products. It follows the PTX manual, and is as late and as
+// disorderly as that allows: a copy lands any time after it was asked for, in any order, and a product reads its
+// operands when it is waited for. So what only works because the hardware happens to be quick fails here.
+#pragma once
+
+#include <setjmp.h>
+#include <ucontext.h>
+
+// CUDA's headers give the vector and element types; its qualifiers mean nothing here.
+#include <cuda.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+#undef __device__
+#undef __global__
+#undef __host__
+#undef __shared__
+#undef __launch_bounds__
+#undef __grid_constant__
+#undef __forceinline__
+#define __device__
+#define __global__ inline
+#define __host__
+#define __shared__
+#define __launch_bounds__(...)
+#define __grid_constant__
+#define __forceinline__ inline
+
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <random>
+#include <vector>
+
+namespace mla::sm90 {
+extern unsigned char shared_base[];  // what the kernel declares
+}
+
+namespace mla::emulator {
+
+constexpr int kWarpThreads = 32;
+constexpr uint32_t kSharedStart = 1024;  // the address of the first byte that a kernel may use
+constexpr uint32_t kSharedBytes = 227 * 1024;
+
+inline void require(bool condition, const char* text) {
+  if (condition) return;
+  std::fprintf(stderr, "the emulated kernel broke a rule: %s\n", text);
+  std::abort();
+}
+
+// As the copy engine knows an array: what cuTensorMapEncodeTiled packs into 128 bytes.
+struct TensorMap {
+  const char* data;
+  int32_t rank;
+  int32_t boxes[5];
+  int64_t sizes[5], strides[5];
+};
+static_assert(sizeof(TensorMap) <= sizeof(CUtensorMap));
+
+struct Barrier {  // an mbarrier's 64 bits
+  uint16_t count, pending;
+  int32_t bytes : 24;  // announced, and not yet delivered
+  uint32_t phase : 8;
+};
+static_assert(sizeof(Barrier) == 8);
+
+using Product = std::function<void()>;
+
+struct Thread {
+  ucontext_t context;
+  jmp_buf resume;
+  std::vector<char> stack;
+  bool started = false, ended = false;
+  std::vector<Product> open;                // not yet committed
+  std::deque<std::vector<Product>> groups;  // committed
+};
+
+struct Warp {
+  std::array<std::array<uint32_t, kWarpThreads>, 3> values;  // what its threads brought to a meeting
+  int arrived = 0, meetings = 0;
+  uint32_t result = 0;
+};
+
+struct NamedBarrier {
+  int arrived = 0, phase = 0;
+};
+
+struct Copy {
+  uint32_t shared, barrier;
+  const TensorMap* map;
+  std::array<int32_t, 5> start;
+};
+
+class Machine {
+ public:
+  std::mt19937 random;
+  uint32_t block = 0;
+  int current = 0;
+
+  Thread& thread() { return threads_[current]; }
+  Warp& warp() { return warps_[current / kWarpThreads]; }
+  int lane() const { return current % kWarpThreads; }
+
+  // Runs `kernel` on `count` threads of block `index`. False: some threads wait for what never comes.
+  bool run(uint32_t index, int count, const std::function<void()>& kernel) {
+    block = index;
+    kernel_ = &kernel;
+    if (static_cast<int>(threads_.size()) < count) threads_.resize(count);
+    warps_.assign(count / kWarpThreads, {});
+    named_ = {};
+    copies_.clear();
+    std::memset(sm90::shared_base, 0xFF, kSharedBytes);  // NaN
+    for (int i = 0; i < count; ++i) {
+      require(threads_[i].open.empty() && threads_[i].groups.empty(), "products that nobody waited for");
+      threads_[i].started = threads_[i].ended = false;
+    }
+    std::vector<uint32_t> pace(warps_.size());  // of eight turns, how many a warp gets
+    for (uint32_t& turns : pace) turns = 1 + random() % 8;
+    const uint32_t engine = 1 + random() % 4;
+    constexpr int kPatience = 3000000;
+    for (int turn = 0; turn < kPatience; ++turn) {
+      bool running = false;
+      for (current = 0; current < count; ++current) {
+        if (thread().ended) continue;
+        running = true;
+        if (random() % 8 < pace[current / kWarpThreads]) resume();
+      }
+      if (!running) {
+        require(copies_.empty(), "copies that nobody waited for");
+        return true;
+      }
+      for (uint32_t i = 0; i < engine && !copies_.empty(); ++i) deliver();
+    }
+    return false;
+  }
+
+  // The other threads' turn.
+  void yield() {
+    if (_setjmp(thread().resume) == 0) _longjmp(scheduler_, 1);
+  }
+  void maybe_yield() {
+    if (random() % 4 == 0) yield();
+  }
+
+  template <class Condition>
+  void wait_until(Condition condition) {
+    while (!condition()) yield();
+  }
+
+  // A collective instruction of a warp: the last thread to arrive does what it does.
+  template <class Action>
+  void meet(Action action) {
+    Warp& w = warp();
+    const int meeting = w.meetings;
+    if (++w.arrived == kWarpThreads) {
+      action(w);
+      w.arrived = 0;
+      ++w.meetings;
+    } else {
+      wait_until([&] { return w.meetings != meeting; });
+    }
+  }
+
+  void named_barrier(int name, int count, bool wait) {
+    NamedBarrier& barrier = named_[name];
+    const int phase = barrier.phase;
+    if (++barrier.arrived == count) {
+      barrier.arrived = 0;
+      ++barrier.phase;
+    } else if (wait) {
+      wait_until([&] { return barrier.phase != phase; });
+    }
+  }
+
+  unsigned char* shared(uint32_t address) {
+    require(address >= kSharedStart && address < kSharedStart + kSharedBytes, "an address outside shared memory");
+    return sm90::shared_base + (address - kSharedStart);
+  }
+
+  Barrier& barrier(uint32_t address) {
+    require(address % 8 == 0, "an mbarrier is aligned to 8 bytes");
+    return *reinterpret_cast<Barrier*>(shared(address));
+  }
+
+  void arrive(uint32_t address) {
+    require(barrier(address).pending > 0, "more arrivals at an mbarrier than it counts");
+    --barrier(address).pending;
+    settle(barrier(address));
+  }
+
+  void copy(uint32_t shared, const CUtensorMap* map, uint32_t barrier, int32_t rank, std::array<int32_t, 5> start) {
+    const auto* tensor = reinterpret_cast<const TensorMap*>(map);
+    require(tensor->rank == rank, "a copy has as many coordinates as its tensor map");
+    require(shared % 1024 == 0, "a swizzled box starts at an atom");
+    copies_.push_back({shared, barrier, tensor, start});
+  }
+
+  // Where the 128-byte swizzle puts a byte.
+  static uint32_t swizzled(uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
+
+ private:
+  void resume() {
+    if (_setjmp(scheduler_) != 0) return;
+    Thread& t = thread();
+    if (t.started) _longjmp(t.resume, 1);
+    t.started = true;
+    t.stack.resize(128 * 1024);
+    getcontext(&t.context);
+    t.context.uc_stack.ss_sp = t.stack.data();
+    t.context.uc_stack.ss_size = t.stack.size();
+    t.context.uc_link = nullptr;
+    makecontext(&t.context, &Machine::enter, 0);
+    setcontext(&t.context);
+  }
+
+  static void enter();
+
+  static void settle(Barrier& barrier) {
+    if (barrier.pending != 0 || barrier.bytes != 0) return;
+    barrier.pending = barrier.count;
+    ++barrier.phase;
+  }
+
+  // Any one of the copies that are on their way.
+  void deliver() {
+    const size_t chosen = random() % copies_.size();
+    const Copy copy = copies_[chosen];
+    copies_.erase(copies_.begin() + static_cast<int64_t>(chosen));
+    const TensorMap& map = *copy.map;
+    int64_t lines = 1;
+    for (int axis = 1; axis < map.rank; ++axis) lines *= map.boxes[axis];
+    constexpr int kLine = 128;
+    for (int64_t line = 0; line < lines; ++line) {
+      bool inside = true;
+      int64_t offset = 0, rest = line;
+      for (int axis = 1; axis < map.rank; ++axis) {
+        const int64_t at = int64_t{copy.start[axis]} + rest % map.boxes[axis];
+        rest /= map.boxes[axis];
+        inside = inside && at >= 0 && at < map.sizes[axis];
+        offset += at * map.strides[axis];
+      }
+      for (int byte = 0; byte < kLine; byte += 16) {
+        unsigned char* target = shared(swizzled(copy.shared + static_cast<uint32_t>(line) * kLine + byte));
+        if (inside) {
+          std::memcpy(target, map.data + offset + byte, 16);
+        } else {
+          std::memset(target, 0, 16);
+        }
+      }
+    }
+    Barrier& done = barrier(copy.barrier);
+    done.bytes -= static_cast<int32_t>(lines * kLine);
+    settle(done);
+  }
+
+  std::deque<Thread> threads_;
+  std::vector<Warp> warps_;
+  std::array<NamedBarrier, 16> named_;
+  std::vector<Copy> copies_;
+  const std::function<void()>* kernel_ = nullptr;
+  jmp_buf scheduler_;
+};
+
+inline Machine machine;
+
+inline void Machine::enter() {
+  (*machine.kernel_)();
+  machine.thread().ended = true;
+  _longjmp(machine.scheduler_, 1);
+}
+
+struct ThreadIndex {
+  struct X {
+    operator unsigned() const { return static_cast<unsigned>(machine.current); }
+  } x;
+};
+
+struct BlockIndex {
+  struct X {
+    operator unsigned() const { return machine.block; }
+  } x;
+};
+
+}  // namespace mla::emulator
+
+#define threadIdx (mla::emulator::ThreadIndex{})
+#define blockIdx (mla::emulator::BlockIndex{})
+
+// Two meetings: nobody brings a value for the next before everyone has taken one from this.
+template <class T>
+T __shfl_sync(uint32_t, T value, int source) {
+  static_assert(sizeof(T) == 4);
+  auto& machine = mla::emulator::machine;
+  std::memcpy(&machine.warp().values[0][machine.lane()], &value, 4);
+  machine.meet([](auto&) {});
+  std::memcpy(&value, &machine.warp().values[0][source], 4);
+  machine.meet([](auto&) {});
+  return value;
+}
+
+template <class T>
+T __shfl_xor_sync(uint32_t mask, T value, int distance) {
+  return __shfl_sync(mask, value, mla::emulator::machine.lane() ^ distance);
+}
+
+inline uint32_t __ballot_sync(uint32_t, bool bit) {
+  auto& machine = mla::emulator::machine;
+  machine.warp().values[0][machine.lane()] = bit;
+  machine.meet([](mla::emulator::Warp& warp) {
+    warp.result = 0;
+    for (int lane = 0; lane < mla::emulator::kWarpThreads; ++lane) warp.result |= warp.values[0][lane] << lane;
+  });
+  const uint32_t result = machine.warp().result;
+  machine.meet([](auto&) {});
+  return result;
+}
+
+inline bool __any_sync(uint32_t mask, bool bit) { return __ballot_sync(mask, bit) != 0; }
+
+inline void __syncwarp() {
+  mla::emulator::machine.meet([](auto&) {});
+}
