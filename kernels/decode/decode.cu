@@ -38,13 +38,11 @@ Error check(const DecodeParams& p) {
   return {};
 }
 
-// The one rule of which kernel runs. It agrees with the capability table, from which the plan's tiles come; a plan for
-// another kernel's tiles, of a program lowered for an unknown device, is served all the same.
+// The one rule of which kernel runs. It agrees with the capability table, from which the plan's tiles come.
 Error decode_attention(const DecodeParams& p, const Device& device, bool hopper) {
-  const std::string variant = p.variant == 0 ? "" : variants()[p.variant - 1];
+  const std::string variant = variants()[p.variant == 0 ? 0 : p.variant - 1];
 #if defined(JAX_MLA_SM90)
-  const bool taken = hopper && sm90::takes(p);
-  if (taken && variant != "generic") return decode_sm90(p, device);
+  if (variant == "sm90" && hopper && sm90::takes(p)) return decode_sm90(p, device);
 #endif
   if (variant == "sm90") {
     return "jax_mla: mla_decode's Hopper kernel takes plans of 8, 16, .. 48 rows a tile, pages of 16, 32 or a multiple "
