@@ -71,13 +71,15 @@ def test_tables_keep_what_this_machine_cannot_know(tables):
 
 
 def test_cpu_figures(tables):
-    """Of each machine the last run alone makes its table."""
+    """Of each machine the last run alone makes its table, with the best variant beside XLA."""
     rows = [
         '{"run": "a", "device": "a CPU, 2 threads", "cell": [1, 64, 8, 1], "us": 1.0}',
         '{"run": "b", "date": "2026-01-02T00:00:00", "device": "a CPU, 2 threads", "versions": {"jax": "0.10.2", '
         '"jaxlib": "0.10.1"}, "cell": [4, 4096, 24, 1], "implementation": "cpu:avx2", "us": 3250.0, "TBps": 0.0058, '
         '"TFLOPs": 0.263, "error": 0.0021, "ratio": 8.16}',
     ]
+    rows.append(rows[1].replace("cpu:avx2", "cpu:portable"))
+    rows.append(rows[1].replace("2 threads", "2 threads, limited to AVX2"))
     text = tables._cpu_table("\n".join(rows))
     other = tables._cpu_table("\n".join([*rows, rows[1].replace("a CPU", "another CPU").replace('"b"', '"c"')]))
     assert other == text + "\n" + text.replace("a CPU", "another CPU")
