@@ -33,7 +33,7 @@ def on_gpu():
     return jax.config.jax_default_device.platform == "gpu"
 
 
-def served(operation, implementation, q_dtype, cache_dtype, heads=24):
+def served(operation, implementation, q_dtype, cache_dtype, heads=24, page_size=64):
     """Whether a named implementation serves such a call; XLA serves every one."""
     if implementation == "xla":
         return True
@@ -42,14 +42,15 @@ def served(operation, implementation, q_dtype, cache_dtype, heads=24):
         num_heads=heads,
         q_dtype=q_dtype,
         cache_dtype=cache_dtype,
+        page_size=page_size,
         implementation=implementation,
         target=implementation.partition(":")[0],
     )
     return choice.row is not None
 
 
-def served_or_refused(operation, implementation, q_dtype, cache_dtype, heads=24):
-    """A context for calls of such dtypes: it asserts that they raise where the implementation has no kernel."""
-    if served(operation, implementation, q_dtype, cache_dtype, heads):
+def served_or_refused(operation, implementation, q_dtype, cache_dtype, heads=24, page_size=64):
+    """A context for such calls: it asserts that they raise where the implementation has no kernel."""
+    if served(operation, implementation, q_dtype, cache_dtype, heads, page_size):
         return contextlib.nullcontext()
     return pytest.raises(NotImplementedError, match=f"cannot serve this call of {operation}")

@@ -187,6 +187,6 @@ def test_decode_does_not_copy_the_cache(cache_dtype, implementation):
     case = cases.DecodeCase("", (300, 200), layers=64, layer=5, heads=4, cache_dtype=cache_dtype)
     inputs = cases.make(case)
     run = jax.jit(partial(mla_decode, implementation=name, **inputs.static))
-    with served_or_refused("mla_decode", name, "bfloat16", cache_dtype, case.heads):
+    with served_or_refused("mla_decode", name, "bfloat16", cache_dtype, case.heads, case.page_size):
         memory = run.lower(*inputs.args, **inputs.arrays).compile().memory_analysis()
         assert memory.temp_size_in_bytes < inputs.cache.nbytes // 4

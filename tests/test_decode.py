@@ -28,7 +28,7 @@ def decode(inputs, implementation, **static):
 
 
 def kernel_or_refusal(implementation, case):
-    return served_or_refused(OPERATION, implementation, case.q_dtype, case.cache_dtype, case.heads)
+    return served_or_refused(OPERATION, implementation, case.q_dtype, case.cache_dtype, case.heads, case.page_size)
 
 
 @pytest.mark.parametrize("case", cases.DECODE_CASES, ids=lambda case: case.name)

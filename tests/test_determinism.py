@@ -22,7 +22,7 @@ def test_same_bits_each_time(name, implementation):
     case = cases.BY_NAME[name]
     inputs = cases.make(case)
     run = jax.jit(partial(mla_decode, implementation=implementation, **inputs.static))
-    with served_or_refused(OPERATION, implementation, case.q_dtype, case.cache_dtype, case.heads):
+    with served_or_refused(OPERATION, implementation, case.q_dtype, case.cache_dtype, case.heads, case.page_size):
         first = run(*inputs.args, **inputs.arrays)
         for _ in range(8):
             assert_same_bits(first, run(*(np.copy(x) for x in inputs.args), **inputs.arrays))

@@ -129,7 +129,7 @@ def test_one_plan_serves_every_layer(name, implementation):
         decode = partial(mla_decode, implementation=implementation, plan=plan, **inputs.static)
         return jax.lax.scan(lambda carry, _: (carry, decode(q, *args, **arrays)), 0, length=2)[1]
 
-    with served_or_refused(OPERATION, implementation, case.q_dtype, case.cache_dtype, case.heads):
+    with served_or_refused(OPERATION, implementation, case.q_dtype, case.cache_dtype, case.heads, case.page_size):
         plan = plan_decode(jnp.asarray(inputs.kv_lens), implementation=implementation, **options)
         own, planned = run(*inputs.args, **inputs.arrays), run(*inputs.args, **inputs.arrays, plan=plan)
         scanned = layers(plan, *inputs.args, **inputs.arrays)
