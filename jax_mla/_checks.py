@@ -48,7 +48,7 @@ def shape(name: str, x: jax.Array, expected: Sequence[int | str]) -> None:
         raise ValueError(f"{name} has shape {list(x.shape)}; expected [{', '.join(map(str, expected))}]")
 
 
-def dtype(name: str, x: jax.Array, accepted: Sequence[str]) -> None:
+def dtype(name: str, x: jax.Array | jax.ShapeDtypeStruct, accepted: Sequence[str]) -> None:
     if x.dtype.name not in accepted:
         raise ValueError(f"{name} has dtype {x.dtype.name}; expected {' or '.join(accepted)}")
 
@@ -130,6 +130,15 @@ def cache(x: Any, layer: Any, name: str = "cache") -> tuple[jax.Array, jax.Array
     width is 576, or 656 for uint8 (fp8_ds_mla).
     """
     x = array(name, x)
+    cache_layout(name, x)
+    if (layer is None) != (x.ndim == 3):
+        state = "is needed for a stacked" if layer is None else "is given for an unstacked"
+        raise ValueError(f"layer {state} cache: {name} has shape {list(x.shape)}")
+    return x, None if layer is None else _layer(layer)
+
+
+def cache_layout(name: str, x: jax.Array | jax.ShapeDtypeStruct) -> None:
+    """Refuses what is no cache's shape and dtype."""
     dtype(name, x, (*FLOATS, *FP8, "uint8"))
     width = DS_MLA_WIDTH if x.dtype == jnp.uint8 else WIDTH
     if x.ndim not in (3, 4) or x.shape[-1] != width:
@@ -139,10 +148,6 @@ def cache(x: Any, layer: Any, name: str = "cache") -> tuple[jax.Array, jax.Array
         )
     if x.shape[-2] == 0:
         raise ValueError(f"{name} has shape {list(x.shape)}; expected a page size of at least 1")
-    if (layer is None) != (x.ndim == 3):
-        state = "is needed for a stacked" if layer is None else "is given for an unstacked"
-        raise ValueError(f"layer {state} cache: {name} has shape {list(x.shape)}")
-    return x, None if layer is None else _layer(layer)
 
 
 def _layer(layer: Any) -> jax.Array:

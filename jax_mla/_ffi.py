@@ -63,6 +63,7 @@ def check_api_version(name: str, built: tuple[int, int], supported: tuple[int, i
         )
 
 
+@functools.cache
 def _jaxlib_api_version() -> tuple[int, int] | None:
     header = pathlib.Path(jaxlib.__file__).parent / "include" / "xla" / "ffi" / "api" / "c_api.h"
     return api_version(header.read_text()) if header.is_file() else None

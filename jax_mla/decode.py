@@ -97,11 +97,7 @@ def plan_decode(
     causal, batch_invariant = _checks.flag("causal", causal), _checks.flag("batch_invariant", batch_invariant)
     if not hasattr(cache, "shape") or not hasattr(cache, "dtype"):
         raise ValueError(f"cache is a {type(cache).__name__}; expected an array or a jax.ShapeDtypeStruct")
-    if len(cache.shape) not in (3, 4):
-        raise ValueError(
-            f"cache has shape {list(cache.shape)}; expected [pages, page size, width] or "
-            "[layers, pages, page size, width]"
-        )
+    _checks.cache_layout("cache", cache)
     if cu_q_lens is None:
         if max_q_len is not None:
             raise ValueError("max_q_len is given without cu_q_lens; expected q_len for uniform queries")

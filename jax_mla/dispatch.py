@@ -207,13 +207,10 @@ def _choose(
     page_size: int | None,
     batch_invariant: bool,
     architecture: str | None,
-    missing: str | None,
 ) -> Choice:
     def refuse(reason: str) -> Choice:
         return Choice(platform, None, None, 0, reason)
 
-    if missing is not None:
-        return refuse(missing)
     rows = [row for row in capabilities(platform) if row.operation == operation]
     if not rows:
         built = platform in _ffi.MODULES
@@ -265,11 +262,9 @@ def select(
     max_q_len: int = 1,
     page_size: int | None = None,
     batch_invariant: bool = False,
-    missing: str | None = None,
 ) -> tuple[Choice, ...]:
     """One choice for each platform to be served natively: none for "xla", that one for a name, all that can for None.
 
-    missing: a reason why no native kernel can serve this call, for what the table does not say.
     Raises NotImplementedError where a named implementation cannot serve the call, ValueError for an unknown name.
     """
     platform, variant = _parse(implementation)
@@ -287,7 +282,6 @@ def select(
             page_size,
             batch_invariant,
             device_architecture(p),
-            missing,
         )
         for p in ([platform] if platform else _ffi.PLATFORMS)
     )
@@ -352,4 +346,4 @@ def explain(
         return Choice(target, None, None, 0, f"implementation={implementation!r} is for another platform")
     names = [dtype if isinstance(dtype, str) else jnp.dtype(dtype).name for dtype in (q_dtype, cache_dtype or q_dtype)]
     heads = num_heads if operation == "mla_decode" else None
-    return _choose(target, variant, operation, *names, heads, q_len, page_size, False, architecture, None)
+    return _choose(target, variant, operation, *names, heads, q_len, page_size, False, architecture)

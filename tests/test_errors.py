@@ -146,6 +146,7 @@ BAD = [
     ("plan_decode", {"num_heads": 129}, LATER, "num_heads has 129 heads"),
     ("plan_decode", {"num_heads": 0}, NO, "num_heads is 0"),
     ("plan_decode", {"cache": "bfloat16"}, NO, "cache is a str; expected an array or a jax.ShapeDtypeStruct"),
+    ("plan_decode", {"cache": zeros(3, 64, 512)}, NO, r"cache has shape \[3, 64, 512\] in bfloat16; expected"),
     ("plan_decode", {"q_len": 0}, NO, "q_len is 0"),
     ("plan_decode", {"max_q_len": 3}, NO, "max_q_len is given without cu_q_lens"),
     ("plan_decode", {"cu_q_lens": ints(3)}, NO, "expected max_q_len beside it"),

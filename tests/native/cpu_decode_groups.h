@@ -43,11 +43,16 @@ inline void check_decode(DecodeCase& problem, const Device& device, const char* 
   report.expect(error.empty(), std::string(what) + ": " + error + " [" + s.text() + "]");
 }
 
-inline DecodeShape random_shape(Random& random, int variant, TypePair types) {
+inline DecodeShape shape_of(int variant, TypePair types) {
   DecodeShape s;
   s.variant = variant;
   s.q_type = types.q;
   s.cache_type = types.cache;
+  return s;
+}
+
+inline DecodeShape random_shape(Random& random, int variant, TypePair types) {
+  DecodeShape s = shape_of(variant, types);
   s.heads = choose(random, {1, 2, 4, 8, 12, 17, 24, 31, 96, 128, 144});
   s.page_size = choose(random, {1, 4, 16, 48, 64});
   s.max_q_len = s.heads > 90 ? choose(random, {1, 2}) : choose(random, {1, 2, 4});
@@ -112,10 +117,7 @@ inline void test_bad_values(const Device& device) {
   double worst = 0;
   for (int variant : variants_here()) {
     for (const TypePair& types : {kTypePairs[0], kTypePairs[2], kTypePairs[3]}) {
-      DecodeShape s;
-      s.variant = variant;
-      s.q_type = types.q;
-      s.cache_type = types.cache;
+      DecodeShape s = shape_of(variant, types);
       s.heads = 12;
       s.page_size = 16;
       s.max_q_len = 2;
@@ -179,10 +181,7 @@ inline void test_hidden_nan(const Device& device) {
   for (int variant : variants_here()) {
     for (const TypePair& types : {kTypePairs[0], kTypePairs[2], kTypePairs[3]}) {
       for (int kv_len : {4, 61, 64, 65, 66, 128, 130}) {
-        DecodeShape s;
-        s.variant = variant;
-        s.q_type = types.q;
-        s.cache_type = types.cache;
+        DecodeShape s = shape_of(variant, types);
         s.heads = 12;
         s.max_q_len = 4;
         s.tile_rows = 64;
@@ -235,10 +234,7 @@ inline void test_batch_invariance(const Device& device) {
   Random random(6);
   for (int variant : variants_here()) {
     for (const TypePair& types : {kTypePairs[0], kTypePairs[2], kTypePairs[3]}) {
-      DecodeShape s;
-      s.variant = variant;
-      s.q_type = types.q;
-      s.cache_type = types.cache;
+      DecodeShape s = shape_of(variant, types);
       s.heads = 4;
       s.max_q_len = 2;
       s.tile_rows = 16;

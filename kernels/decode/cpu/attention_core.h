@@ -34,7 +34,7 @@ struct BlockTokens {
 
 // Tokens of the block from `first` on: many where all rows see them, few where the causal limit falls among them.
 MLA_INLINE int32_t block_tokens(int64_t first, int32_t common_end) {
-  return first + kWorkTokens <= common_end ? kWorkTokens : smaller(kWorkTokens, kBlockTokens);
+  return first + kWorkTokens <= common_end ? kWorkTokens : kBlockTokens;
 }
 
 inline void locate(const AttentionItem& item, int64_t first, int32_t tokens, int32_t end, BlockTokens& block) {

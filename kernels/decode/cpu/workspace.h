@@ -14,6 +14,7 @@ constexpr int64_t kAccumulatorStride = kLatent + kSkew;
 #define MLA_WORK_TOKENS 64
 #endif
 constexpr int32_t kWorkTokens = MLA_WORK_TOKENS;
+static_assert(kWorkTokens % kBlockTokens == 0, "a block of the plan is the smallest piece of work");
 
 // A Unit is what one lane multiplies at a time: kPack elements, 32 bits together.
 template <typename Unit, int kPack>
