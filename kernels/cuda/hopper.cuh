@@ -54,6 +54,35 @@ __device__ __forceinline__ void barrier_arrive(int32_t name, int32_t threads) {
   asm volatile("barrier.cta.arrive %0, %1;\n" ::"r"(name), "r"(threads) : "memory");
 }
 
+// As barrier_sync; true where any of the threads brought true.
+__device__ __forceinline__ bool barrier_any(int32_t name, int32_t threads, bool value) {
+  uint32_t any;
+  asm volatile(
+      "{\n"
+      ".reg .pred p, q;\n"
+      "setp.ne.u32 p, %1, 0;\n"
+      "barrier.cta.red.or.pred q, %2, %3, p;\n"
+      "selp.u32 %0, 1, 0, q;\n"
+      "}\n"
+      : "=r"(any)
+      : "r"(static_cast<uint32_t>(value)), "r"(name), "r"(threads)
+      : "memory");
+  return any != 0;
+}
+
+// --- Registers of this thread's warpgroup, all of whose warps execute this: a multiple of 8, and together no more than
+// the CTA was launched with.
+
+template <int kRegisters>
+__device__ __forceinline__ void give_registers_back() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(kRegisters));
+}
+
+template <int kRegisters>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"(kRegisters));
+}
+
 // --- The tensor copy engine (TMA). Coordinates outside the tensor read as zeros and count as delivered.
 
 __device__ __forceinline__ void prefetch_tensor_map(const CUtensorMap* map) {

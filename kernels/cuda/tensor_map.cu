@@ -50,10 +50,12 @@ Error encode_tensor_map(CUtensorMap* map, const char* name, const void* data, DT
     if (rank > 0) text += " every " + std::to_string(axis.stride) + " bytes";
     ++rank;
   }
+  // A promotion to 256 bytes fetches neighbours of lines that do not start at a multiple of that, and throws them away:
+  // 151 us instead of 139 for the keys of 128 x 4096 tokens, loads alone.
   const CUresult result =
       kDriver.encode(map, dtype == DType::kF16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
                      rank, const_cast<void*>(data), sizes, strides, boxes, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                     CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+                     CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result == CUDA_SUCCESS) return {};
   return std::string("jax_mla: no tensor map for ") + name + " [" + text + "], the driver's error " +
          std::to_string(result);

@@ -45,6 +45,8 @@ struct Wgmma;
 #define MLA_SUMS_32 MLA_SUMS_24 ", %12, %13, %14, %15"
 #define MLA_SUMS_40 MLA_SUMS_32 ", %16, %17, %18, %19"
 #define MLA_SUMS_48 MLA_SUMS_40 ", %20, %21, %22, %23"
+#define MLA_SUMS_56 MLA_SUMS_48 ", %24, %25, %26, %27"
+#define MLA_SUMS_64 MLA_SUMS_56 ", %28, %29, %30, %31"
 
 #define MLA_FOUR(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define MLA_D_8 MLA_FOUR(0)
@@ -53,6 +55,8 @@ struct Wgmma;
 #define MLA_D_32 MLA_D_24, MLA_FOUR(12)
 #define MLA_D_40 MLA_D_32, MLA_FOUR(16)
 #define MLA_D_48 MLA_D_40, MLA_FOUR(20)
+#define MLA_D_56 MLA_D_48, MLA_FOUR(24)
+#define MLA_D_64 MLA_D_56, MLA_FOUR(28)
 
 // A, B, ACCUMULATE, TRANSPOSED: the numbers of the operands behind the sums.
 #define MLA_WGMMA_ASM(N, TYPES, A, B, ACCUMULATE, TRANSPOSED)                                            \
@@ -87,9 +91,13 @@ MLA_WGMMA(24, "%12", "%13", "%14", "%15")
 MLA_WGMMA(32, "%16", "%17", "%18", "%19")
 MLA_WGMMA(40, "%20", "%21", "%22", "%23")
 MLA_WGMMA(48, "%24", "%25", "%26", "%27")
+MLA_WGMMA(56, "%28", "%29", "%30", "%31")
+MLA_WGMMA(64, "%32", "%33", "%34", "%35")
 
 #undef MLA_WGMMA
 #undef MLA_WGMMA_ASM
+#undef MLA_D_64
+#undef MLA_D_56
 #undef MLA_D_48
 #undef MLA_D_40
 #undef MLA_D_32
@@ -97,6 +105,8 @@ MLA_WGMMA(48, "%24", "%25", "%26", "%27")
 #undef MLA_D_16
 #undef MLA_D_8
 #undef MLA_FOUR
+#undef MLA_SUMS_64
+#undef MLA_SUMS_56
 #undef MLA_SUMS_48
 #undef MLA_SUMS_40
 #undef MLA_SUMS_32

@@ -45,7 +45,7 @@ Error decode_attention(const DecodeParams& p, const Device& device, bool hopper)
   if (variant == "sm90" && hopper && sm90::takes(p)) return decode_sm90(p, device);
 #endif
   if (variant == "sm90") {
-    return "jax_mla: mla_decode's Hopper kernel takes plans of 8, 16, .. 48 rows a tile, pages of 16, 32 or a multiple "
+    return "jax_mla: mla_decode's Hopper kernel takes plans of 8, 16, .. 64 rows a tile, pages of 16, 32 or a multiple "
            "of 64 tokens and bfloat16 or float16, on compute capability 9.0; this call has " +
            std::to_string(p.plan.tile_rows) + " rows, pages of " + std::to_string(p.page_size) + " and " +
            name_of(p.q_dtype) + (hopper ? "" : ", on another device");

@@ -11,7 +11,7 @@ Error launch_instance(const DecodeParams& params, const TensorMaps& maps, const 
   using TileShape = Shape<kTileRows>;
   LaunchShape shape;
   shape.grid = dim3(params.plan.parts);
-  shape.block = dim3(kThreads);
+  shape.block = dim3(TileShape::kThreads);
   shape.shared_bytes = shared_bytes<TileShape>();
   return launch("mla_decode's Hopper kernel", decode_kernel<Element, TileShape>, shape, device, params, maps);
 }

@@ -3,8 +3,8 @@
 // The operands are swapped: S^T[64 tokens x N] = K Q^T and O^T[512 x N] += V^T P^T have the (query, head) rows of a
 // tile on the side of the instruction that takes any multiple of 8, so that 24 rows cost 24 and not 64.
 // A CTA runs one part of the plan. Its warps have roles and meet at mbarriers:
-//   keys (one warp) -> full -> scores (one warpgroup) -> weights_full -> output (two warpgroups) -> empty -> keys
-//   queries (one thread) -> query_full -> scores -> query_empty; scores -> sums_full -> output -> sums_empty
+//   keys (one warp) -> full -> scores (one or two warpgroups, in turn) -> weights_full -> output (two) -> empty -> keys
+//   queries (one warp) -> query_full -> scores -> query_empty; scores -> sums_full -> output -> sums_empty
 // The online softmax is FlashAttention-2's (arXiv 2307.08691), the absorbed form DeepSeek-V2's (arXiv 2405.04434).
 #pragma once
 
@@ -24,15 +24,15 @@ __device__ __forceinline__ void init_barriers(Control<Shape>& control) {
     ptx::mbarrier_init(ptx::shared_address(&control.empty[i]), kOutputWarps);
   }
   ptx::mbarrier_init(ptx::shared_address(&control.query_full), 1);
-  ptx::mbarrier_init(ptx::shared_address(&control.query_empty), kScoreWarps);
-  for (int i = 0; i < 2; ++i) ptx::mbarrier_init(ptx::shared_address(&control.weights_full[i]), kScoreWarps);
-  ptx::mbarrier_init(ptx::shared_address(&control.sums_full), kScoreWarps);
+  ptx::mbarrier_init(ptx::shared_address(&control.query_empty), Shape::kScoreWarps);
+  for (int i = 0; i < 2; ++i) ptx::mbarrier_init(ptx::shared_address(&control.weights_full[i]), kGroupWarps);
+  ptx::mbarrier_init(ptx::shared_address(&control.sums_full), kGroupWarps);
   ptx::mbarrier_init(ptx::shared_address(&control.sums_empty), kOutputWarps);
   ptx::fence_mbarrier_init();
 }
 
 template <class Element, class Shape>
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __launch_bounds__(Shape::kThreads, 1)
     decode_kernel(const __grid_constant__ DecodeParams p, const __grid_constant__ TensorMaps maps) {
   extern __shared__ __align__(1024) unsigned char shared_base[];
   const uint32_t ring = ptx::shared_address(shared_base);
@@ -45,23 +45,28 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int32_t layer = p.layer == nullptr ? 0 : *p.layer;
   if (layer < 0 || layer >= p.layers) return;
 
-  if (warp == kKeyWarp) {
+  if (warp >= Shape::kKeyWarp) {
+    ptx::give_registers_back<Shape::kLoadRegisters>();
     // The warp that makes the barriers does not wait for the others, and so the first keys are on their way early.
-    if (threadIdx.x % 32 == 0) {
-      ptx::prefetch_tensor_map(&maps.keys);
-      init_barriers(control);
+    if (warp == Shape::kKeyWarp) {
+      if (threadIdx.x % 32 == 0) {
+        ptx::prefetch_tensor_map(&maps.keys);
+        init_barriers(control);
+      }
+      __syncwarp();
+      ptx::barrier_arrive(kStartBarrier, Shape::kThreads);
+      load_keys(p, &maps.keys, layer, ring, control);
+    } else {
+      ptx::barrier_sync(kStartBarrier, Shape::kThreads);
+      if (warp == Shape::kQueryWarp) load_queries(p, maps, queries, control);
     }
-    __syncwarp();
-    ptx::barrier_arrive(kStartBarrier, kThreads);
-    load_keys(p, &maps.keys, layer, ring, control);
-    return;
-  }
-  ptx::barrier_sync(kStartBarrier, kThreads);
-  if (warp == kQueryWarp) {
-    if (threadIdx.x % 32 == 0) load_queries(p, maps, queries, control);
-  } else if (warp < kScoreWarps) {
+  } else if (warp < Shape::kScoreWarps) {
+    ptx::give_registers_back<Shape::kScoreRegisters>();
+    ptx::barrier_sync(kStartBarrier, Shape::kThreads);
     score_tiles<Element>(p, ring, queries, control);
   } else {
+    ptx::take_registers<Shape::kOutputRegisters>();
+    ptx::barrier_sync(kStartBarrier, Shape::kThreads);
     accumulate_tiles<Element>(p, ring, control);
   }
 }

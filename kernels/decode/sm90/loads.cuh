@@ -77,32 +77,44 @@ __device__ __forceinline__ void load_keys(const DecodeParams& p, const CUtensorM
   }
 }
 
-// Brings each item's queries as soon as the scores of the one before are done with theirs. One thread. Rows behind the
-// tile's are queries of others, or zeros behind the last; what they give is never stored.
+// Brings each item's queries as soon as the scores of the one before are done with theirs, and what the score warps
+// have to know of the item. Rows behind the tile's are queries of others, or zeros behind the last; what they give is
+// never stored.
 template <class Shape>
 __device__ __forceinline__ void load_queries(const DecodeParams& p, const TensorMaps& maps, uint32_t queries,
                                              Control<Shape>& control) {
+  const int lane = threadIdx.x % 32;
   const uint32_t full = ptx::shared_address(&control.query_full), empty = ptx::shared_address(&control.query_empty);
   const uint64_t policy = ptx::evict_normal_policy();
   uint32_t parity = 0;
-  ptx::prefetch_tensor_map(&maps.q_latent);
-  ptx::prefetch_tensor_map(&maps.q_rope);
+  if (lane == 0) {
+    ptx::prefetch_tensor_map(&maps.q_latent);
+    ptx::prefetch_tensor_map(&maps.q_rope);
+  }
 
   const ItemRange items = items_of_part(p);
   for (int32_t item = items.first; item < items.last; ++item) {
     Tile tile;
     if (!find_tile(p, item, tile)) continue;
+    // Two items in turn: when this wait is over, the score warps have done with the item before the last.
     ptx::mbarrier_wait(empty, parity ^ 1);
-    control.tile = tile;
-    ptx::mbarrier_arrive_expect(full, Shape::kQueryBytes);
-    const auto row = static_cast<int32_t>(tile.first_row);
-    ptx::copy_box(queries, &maps.q_latent, full, policy, 0, row, 0);
-    ptx::copy_box(queries + kLatentChunks * Shape::kQueryChunkBytes, &maps.q_rope, full, policy, 0, row, 0);
+    Queries<Shape>& target = control.queries[parity];
+    for (int row = lane; row < Shape::kRows; row += 32) target.visible_end[row] = visible_end(p, tile, row);
+    if (lane == 0) target.tile = tile;
+    __syncwarp();
+    if (lane == 0) {
+      ptx::mbarrier_arrive_expect(full, Shape::kQueryBytes);
+      const auto row = static_cast<int32_t>(tile.first_row);
+      ptx::copy_box(queries, &maps.q_latent, full, policy, 0, row, 0);
+      ptx::copy_box(queries + kLatentChunks * Shape::kQueryChunkBytes, &maps.q_rope, full, policy, 0, row, 0);
+    }
     parity ^= 1;
   }
   ptx::mbarrier_wait(empty, parity ^ 1);
-  control.tile.rows = 0;
-  ptx::mbarrier_arrive(full);
+  if (lane == 0) {
+    control.queries[parity].tile.rows = 0;
+    ptx::mbarrier_arrive(full);
+  }
 }
 
 }  // namespace mla::sm90

@@ -92,7 +92,7 @@ template <class Element, class Shape>
 __device__ __forceinline__ void accumulate_tiles(const DecodeParams& p, uint32_t ring_address,
                                                  Control<Shape>& control) {
   const int lane = threadIdx.x % 32;
-  const int group = __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / kGroupThreads - 1, 0);
+  const int group = __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / kGroupThreads - Shape::kScoreGroups, 0);
   const uint64_t ring = ptx::matrix_descriptor(ring_address);
   const uint32_t empty = ptx::shared_address(control.empty);
   const uint32_t weights_full = ptx::shared_address(control.weights_full);

@@ -14,13 +14,10 @@ namespace mla::sm90 {
 constexpr int kGroupWarps = 4;  // a warpgroup
 constexpr int kGroupThreads = 32 * kGroupWarps;
 
-// Warps by role.
-constexpr int kScoreWarps = kGroupWarps;
-constexpr int kOutputGroups = 2;
+// Warps by role, those of a role in whole warpgroups, since registers are handed out to warpgroups: first the scores,
+// then the output, then the loads.
+constexpr int kOutputGroups = 2;  // share each block's columns
 constexpr int kOutputWarps = kOutputGroups * kGroupWarps;
-constexpr int kKeyWarp = kScoreWarps + kOutputWarps;
-constexpr int kQueryWarp = kKeyWarp + 1;
-constexpr int kThreads = 32 * (kQueryWarp + 1);
 
 // A block of keys is nine chunks of 64 columns, eight of the latent and one of the rope key; a chunk is a line of 128
 // bytes for each token. Three chunks travel together and fill one slot of the ring.
@@ -35,13 +32,16 @@ constexpr int kBlockSlots = kChunks / kSlotChunks;
 
 // Named barriers, besides __syncthreads' 0.
 constexpr int kStartBarrier = 1;  // all threads
-constexpr int kScoreBarrier = 2;  // the score warps
+constexpr int kGroupBarrier = 2;  // and 3: the warps of score group 0, 1
+constexpr int kTurnBarrier = 4;   // and 5: score group 0, 1 may move the references, which the other one has done
+constexpr int kItemBarrier = 6;   // all score warps
 
-// What the score warps tell the output warps about a block.
+// What the score warps tell the output warps, and each other, about a block.
 enum Message : uint32_t {
   kRescale = 1,  // the output is multiplied by `rescale` first
   kLast = 2,     // of its item: after it, `sums_full` brings what normalises the output, and where that goes
   kStop = 4,     // there is no block, and none will come
+  kUnset = 8,    // some row has not seen a key yet
 };
 
 template <int kTileRows>
@@ -50,26 +50,52 @@ struct Shape {
   static constexpr int kRowGroups = kRows / 8;
   static constexpr int kQueryChunkBytes = kRows * kLineBytes;
   static constexpr int kQueryBytes = kChunks * kQueryChunkBytes;
-  static constexpr int kSlots = kRows <= 24 ? 8 : 7;  // what shared memory holds
+  static constexpr int kSlots = kRows <= 24 ? 8 : kRows <= 48 ? 7 : 6;  // what shared memory holds
 
+  // Score groups take the blocks in turn, so that one multiplies while the other weighs. From 56 rows on there are not
+  // enough registers for two.
+  static constexpr int kScoreGroups = kRows <= 48 ? 2 : 1;
+  static constexpr int kScoreWarps = kScoreGroups * kGroupWarps;
+  static constexpr int kKeyWarp = kScoreWarps + kOutputWarps;
+  static constexpr int kQueryWarp = kKeyWarp + 1;
+  static constexpr int kThreads = 32 * (kKeyWarp + kGroupWarps);
+
+  // Registers a thread by role. A thread of the output warps holds 2 * kRows sums.
+  static constexpr int kLaunchRegisters = kScoreGroups == 2 ? 96 : 128;  // of all threads, at the start
+  static constexpr int kScoreRegisters = kRows <= 40 ? 88 : kRows <= 48 ? 80 : 136;
+  static constexpr int kOutputRegisters = kRows <= 40 ? 128 : kRows <= 48 ? 144 : 176;
+  static constexpr int kLoadRegisters = 24;
+
+  static_assert(kScoreGroups * kScoreRegisters + kOutputGroups * kOutputRegisters + kLoadRegisters <=
+                    kThreads / kGroupThreads * kLaunchRegisters,
+                "a CTA cannot have more than it was launched with");
   static_assert(kRows % 8 == 0 && kRows <= kBlockTokens, "the weights of a block take the place of its rope keys");
   // A block's last slot is then one that the output warps gave back after they had read what concerned the block two
   // before: so two buffers of `rescale` and `message` need no barrier of their own.
   static_assert(kSlots < 3 * kBlockSlots, "the ring holds less than three blocks");
+  static_assert(kSlots >= kScoreGroups * kBlockSlots, "each score group has a block");
+};
+
+// An item for the score warps.
+template <class Shape>
+struct Queries {
+  Tile tile;                          // rows 0: there is none, and none will come
+  int32_t visible_end[Shape::kRows];  // first key that a row does not see
 };
 
 // Small things in shared memory, behind the ring and the queries.
 template <class Shape>
 struct alignas(16) Control {
-  float highest[2][kScoreWarps][Shape::kRows];  // score of a block's tokens, by score warp
-  float rescale[2][Shape::kRows];
-  float sums[kScoreWarps][Shape::kRows];
-  float references[Shape::kRows];
-  float inverse[Shape::kRows];        // of the sum of the weights
-  int32_t visible_end[Shape::kRows];  // first key that a row does not see
+  // [2] here is for blocks in turn.
+  float highest[2][kGroupWarps][Shape::kRows];  // score of a block's tokens, by warp
+  float references[Shape::kRows];               // of the exponents, in base 2; -inf: no key seen yet
+  float moved[2][Shape::kRows];                 // by how much a block moved them
+  float rescale[2][Shape::kRows];               // 2^-moved
+  float sums[Shape::kScoreWarps][Shape::kRows];
+  float inverse[Shape::kRows];  // of the sum of the weights
+  Queries<Shape> queries[2];    // of items in turn
   uint32_t messages[2];
   uint32_t valid_pages[Shape::kSlots];  // of the block that begins in this slot: a bit a page
-  Tile tile;                            // the item whose queries are here; rows 0: there is none
   Tile finished;                        // the item that sums_full speaks of
 
   // mbarriers
@@ -106,6 +132,13 @@ struct Ring {
       slot = 0;
       parity ^= 1;
     }
+  }
+
+  // Past `blocks` blocks.
+  __device__ __forceinline__ void skip(int32_t blocks) {
+    const auto steps = static_cast<uint32_t>(slot) + static_cast<uint32_t>(blocks) * kBlockSlots;
+    slot = static_cast<int>(steps % Shape::kSlots);
+    parity ^= steps / Shape::kSlots & 1;
   }
 
   __device__ __forceinline__ int slot_after(int steps) const {

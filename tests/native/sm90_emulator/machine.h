@@ -89,6 +89,7 @@ struct Warp {
 
 struct NamedBarrier {
   int arrived = 0, phase = 0;
+  bool any = false, result = false;  // of the values brought to this phase, to the last one
 };
 
 struct Copy {
@@ -123,7 +124,7 @@ class Machine {
     std::vector<uint32_t> pace(warps_.size());  // of eight turns, how many a warp gets
     for (uint32_t& turns : pace) turns = 1 + random() % 8;
     const uint32_t engine = 1 + random() % 4;
-    constexpr int kPatience = 3000000;
+    constexpr int kPatience = 300000;
     for (int turn = 0; turn < kPatience; ++turn) {
       bool running = false;
       for (current = 0; current < count; ++current) {
@@ -167,15 +168,20 @@ class Machine {
     }
   }
 
-  void named_barrier(int name, int count, bool wait) {
+  // Whether any thread brought true. (Nobody passes the barrier once more before all have read that.)
+  bool named_barrier(int name, int count, bool wait, bool value = false) {
     NamedBarrier& barrier = named_[name];
     const int phase = barrier.phase;
+    barrier.any = barrier.any || value;
     if (++barrier.arrived == count) {
       barrier.arrived = 0;
+      barrier.result = barrier.any;
+      barrier.any = false;
       ++barrier.phase;
     } else if (wait) {
       wait_until([&] { return barrier.phase != phase; });
     }
+    return barrier.result;
   }
 
   unsigned char* shared(uint32_t address) {

@@ -54,7 +54,7 @@ bool run_tiles(const DecodeParams& p) {
   if (p.plan.tile_rows != kTileRows) return false;
   const sm90::TensorMaps maps = describe(p);
   for (int32_t part = 0; part < p.plan.parts; ++part) {
-    const bool ended = machine.run(static_cast<uint32_t>(part), sm90::kThreads,
+    const bool ended = machine.run(static_cast<uint32_t>(part), sm90::Shape<kTileRows>::kThreads,
                                    [&] { sm90::decode_kernel<Element, sm90::Shape<kTileRows>>(p, maps); });
     if (!ended) {
       std::fprintf(stderr, "the emulated kernel hangs in part %d\n", part);
@@ -67,7 +67,8 @@ bool run_tiles(const DecodeParams& p) {
 template <class Element>
 bool run_kernel(const DecodeParams& p) {
   return run_tiles<Element, 8>(p) || run_tiles<Element, 16>(p) || run_tiles<Element, 24>(p) ||
-         run_tiles<Element, 32>(p) || run_tiles<Element, 40>(p) || run_tiles<Element, 48>(p);
+         run_tiles<Element, 32>(p) || run_tiles<Element, 40>(p) || run_tiles<Element, 48>(p) ||
+         run_tiles<Element, 56>(p) || run_tiles<Element, 64>(p);
 }
 
 void run(DecodeCase& problem, const Device& device) {
@@ -84,10 +85,10 @@ void run(DecodeCase& problem, const Device& device) {
 DecodeShape random_case(Random& random) {
   DecodeShape s;
   s.q_type = s.cache_type = choose(random, {DType::kBF16, DType::kF16});
-  s.heads = pick(random, 0, 2) > 0 ? pick(random, 1, 48) : pick(random, 49, 128);
-  s.max_q_len = s.heads > 48 ? 1 : pick(random, 1, 4);
-  s.tile_rows = sm90::kTileSizes[5];
-  for (int i = 5; i >= 0 && sm90::kTileSizes[i] >= s.heads * s.max_q_len; --i) s.tile_rows = sm90::kTileSizes[i];
+  s.heads = pick(random, 0, 2) > 0 ? pick(random, 1, 64) : pick(random, 65, 128);
+  s.max_q_len = s.heads > 64 ? 1 : pick(random, 1, 4);
+  const int tiles = ceil_div(s.heads * s.max_q_len, 64);
+  s.tile_rows = ceil_div(ceil_div(s.heads * s.max_q_len, tiles), 8) * 8;
   s.page_size = choose(random, {16, 32, 64, 64, 128, 192});
   s.parts = pick(random, 1, 6);
   s.causal = pick(random, 0, 3) > 0;

@@ -29,6 +29,16 @@ inline void barrier_sync(int32_t name, int32_t threads) { machine.named_barrier(
 
 inline void barrier_arrive(int32_t name, int32_t threads) { machine.named_barrier(name, threads, false); }
 
+inline bool barrier_any(int32_t name, int32_t threads, bool value) {
+  return machine.named_barrier(name, threads, true, value);
+}
+
+template <int kRegisters>
+void give_registers_back() {}
+
+template <int kRegisters>
+void take_registers() {}
+
 inline void prefetch_tensor_map(const CUtensorMap*) {}
 
 inline uint64_t evict_first_policy() { return 0; }
