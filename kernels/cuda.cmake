@@ -6,6 +6,7 @@ set(JAX_MLA_CUDA_SOURCES
     decode/plan.cu
     decode/reduce.cu
     decode/decode.cu
+    decode/generic/decode.cu
     decode/generic/bf16.cu
     decode/generic/f16.cu
     cache/generic/update.cu

@@ -4,44 +4,16 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 
 namespace mla {
 
-__device__ __forceinline__ float to_float(float x) { return x; }
-__device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
-__device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
-
-template <class Element>
-__device__ __forceinline__ Element from_float(float x);
-template <>
-__device__ __forceinline__ float from_float<float>(float x) {
-  return x;
-}
-template <>
-__device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float x) {
-  return __float2bfloat16_rn(x);
-}
-template <>
-__device__ __forceinline__ __half from_float<__half>(float x) {
-  return __float2half_rn(x);
-}
-
-// kCount elements that are read or written in one access.
-template <class Element, int kCount>
-struct alignas(sizeof(Element) * kCount) Vector {
-  Element at[kCount];
+// OCP e4m3: four bits of exponent with bias 7, three of mantissa, no infinity, NaN 0x7F and 0xFF.
+struct E4M3FN {
+  uint8_t bits;
 };
-
-// Two neighbours in one register, the first in the low half, as the tensor cores take them.
-template <class Element>
-__device__ __forceinline__ uint32_t pack(float first, float second) {
-  const Vector<Element, 2> pair{{from_float<Element>(first), from_float<Element>(second)}};
-  uint32_t bits;
-  memcpy(&bits, &pair, sizeof(bits));
-  return bits;
-}
 
 // OCP e4m3 by round to nearest even, as XLA's astype: past the largest finite value NaN, or that value if `saturate`.
 __host__ __device__ __forceinline__ uint8_t e4m3fn_bits(float x, bool saturate) {
@@ -69,6 +41,49 @@ __host__ __device__ __forceinline__ uint8_t e4m3fn_bits(float x, bool saturate) 
   }
   const uint32_t rounded = magnitude + 0x7FFFF + (magnitude >> 20 & 1);  // 23 bits of mantissa to 3
   return sign | static_cast<uint8_t>((rounded >> 20) - ((127 - 7) << 3));
+}
+
+__device__ __forceinline__ float to_float(float x) { return x; }
+__device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+__device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
+// A half's exponent has a bit more and a bias of 15: the shifted bits are 2^-8 of the value, denormal or not.
+__device__ __forceinline__ float to_float(E4M3FN x) {
+  if ((x.bits & 0x7F) == 0x7F) return NAN;
+  return __half2float(__ushort_as_half(static_cast<uint16_t>((x.bits & 0x80) << 8 | (x.bits & 0x7F) << 7))) * 256.0f;
+}
+
+template <class Element>
+__device__ __forceinline__ Element from_float(float x);
+template <>
+__device__ __forceinline__ float from_float<float>(float x) {
+  return x;
+}
+template <>
+__device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float x) {
+  return __float2bfloat16_rn(x);
+}
+template <>
+__device__ __forceinline__ __half from_float<__half>(float x) {
+  return __float2half_rn(x);
+}
+template <>
+__device__ __forceinline__ E4M3FN from_float<E4M3FN>(float x) {
+  return {e4m3fn_bits(x, /*saturate=*/false)};
+}
+
+// kCount elements that are read or written in one access.
+template <class Element, int kCount>
+struct alignas(sizeof(Element) * kCount) Vector {
+  Element at[kCount];
+};
+
+// Two neighbours in one register, the first in the low half, as the tensor cores take them.
+template <class Element>
+__device__ __forceinline__ uint32_t pack(float first, float second) {
+  const Vector<Element, 2> pair{{from_float<Element>(first), from_float<Element>(second)}};
+  uint32_t bits;
+  memcpy(&bits, &pair, sizeof(bits));
+  return bits;
 }
 
 }  // namespace mla

@@ -18,13 +18,26 @@ Error check(const DecodeParams& p) {
     return "jax_mla: mla_decode's variant is " + std::to_string(p.variant) + ", this module has " +
            std::to_string(known);
   }
-  if (p.q_dtype != p.cache_dtype || p.out_dtype != p.q_dtype) {
-    return std::string("jax_mla: mla_decode on CUDA takes q, cache and out of one dtype, these are ") +
-           name_of(p.q_dtype) + ", " + name_of(p.cache_dtype) + " and " + name_of(p.out_dtype);
+  const bool float_queries = p.q_dtype == DType::kBF16 || p.q_dtype == DType::kF16;
+  const bool fp8_queries = p.q_dtype == DType::kE4M3FN, fp8_cache = p.cache_dtype == DType::kE4M3FN;
+  if (!(float_queries && p.cache_dtype == p.q_dtype) && !(fp8_cache && (float_queries || fp8_queries))) {
+    return std::string(
+               "jax_mla: mla_decode on CUDA takes bfloat16 or float16 queries over a cache of the same or of "
+               "float8_e4m3fn, or both in float8_e4m3fn; these are ") +
+           name_of(p.q_dtype) + " over " + name_of(p.cache_dtype);
   }
-  if (p.q_scale != nullptr || p.k_scale != nullptr) {
-    return std::string("jax_mla: q_scale and k_scale belong to fp8, the cache of this mla_decode is ") +
-           name_of(p.cache_dtype);
+  const DType out_dtype = fp8_queries ? DType::kBF16 : p.q_dtype;
+  if (p.out_dtype != out_dtype) {
+    return std::string("jax_mla: mla_decode with q in ") + name_of(p.q_dtype) + " writes " + name_of(out_dtype) +
+           ", out is " + name_of(p.out_dtype);
+  }
+  if ((p.q_scale != nullptr && !fp8_queries) || (p.k_scale != nullptr && !fp8_cache)) {
+    return std::string("jax_mla: q_scale and k_scale belong to fp8, this mla_decode has q in ") + name_of(p.q_dtype) +
+           " over a cache in " + name_of(p.cache_dtype);
+  }
+  if (p.k_scale != nullptr && p.k_scales != 1 && p.k_scales != p.layers) {
+    return "jax_mla: mla_decode has " + std::to_string(p.k_scales) + " k_scales, expected 1 or one for each of " +
+           std::to_string(p.layers) + " layers";
   }
   if (p.pages * p.page_size > std::numeric_limits<int32_t>::max()) {
     return "jax_mla: slots are 32-bit numbers, a cache of " + std::to_string(p.pages) + " pages of " +
@@ -53,11 +66,7 @@ Error decode_attention(const DecodeParams& p, const Device& device, bool hopper)
   int32_t shared_limit = 0;
   const Error error = device_attribute(&shared_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
   if (!error.empty()) return error;
-  switch (p.q_dtype) {
-    case DType::kBF16: return decode_generic_bf16(p, device, shared_limit);
-    case DType::kF16: return decode_generic_f16(p, device, shared_limit);
-    default: return std::string("jax_mla: mla_decode on CUDA has no kernel for ") + name_of(p.q_dtype);
-  }
+  return decode_generic(p, device, shared_limit);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include "kernels/decode/generic/instance.h"
 #include "kernels/decode/reduce.h"
 #include "tests/native/cuda_decode_case.h"
+#include "tests/native/cuda_host_decode.h"
 
 namespace mla::test {
 
@@ -11,9 +12,8 @@ struct Tally {
   int count = 0;
   double out = 0, lse = 0;
 
-  template <class Element>
   void check(const DecodeShapes& shapes) {
-    DecodeCase<Element> decode_case(shapes);
+    DecodeCase decode_case(shapes);
     decode_case.run();
     add(decode_case.verify());
   }
@@ -24,17 +24,51 @@ struct Tally {
     lse = std::max(lse, errors.lse);
   }
 
-  void check_both(DecodeShapes shapes) {
-    check<__nv_bfloat16>(shapes);
-    check<__half>(shapes);
-  }
-
   std::string text() const {
     char text[100];
     std::snprintf(text, sizeof(text), "%d calls, worst error of out %.1e, of lse %.1e", count, out, lse);
     return text;
   }
 };
+
+// The device's oracle beside the definition in plain fp64 on the host, far below any tolerance.
+inline std::string oracle_group(const Variant& variant, bool) {
+  double worst = 0, worst_lse = 0;
+  for (int32_t heads : {3, 11}) {
+    DecodeShapes shapes;
+    shapes.variant = &variant;
+    shapes.heads = heads;
+    shapes.max_q_len = 2;
+    shapes.page_size = 16;
+    shapes.kv_lens = {130, 1, 0, 67};
+    shapes.layers = 2;
+    shapes.layer = 1;
+    shapes.scale = heads == 3 ? shapes.scale : 1.0f;
+    DecodeCase decode_case(shapes);
+    const OracleResult oracle = run_oracle(decode_case.params());
+    const std::vector<float> out = oracle.out.download(), lse = oracle.lse.download();
+    const HostResult expected = decode_on_host(decode_case.params());
+    for (size_t row = 0; row < lse.size(); ++row) {
+      double difference = 0, norm = 0;
+      for (int c = 0; c < kLatent; ++c) {
+        const double value = expected.out[row * kLatent + c];
+        difference += (out[row * kLatent + c] - value) * (out[row * kLatent + c] - value);
+        norm += value * value;
+      }
+      const bool empty = expected.lse[row] == -INFINITY;
+      const double error = empty ? difference : std::sqrt(difference / norm);
+      const double lse_error = lse[row] == expected.lse[row] ? 0 : std::fabs(lse[row] - expected.lse[row]);
+      require(error <= 1e-5 && lse_error <= 1e-5, shapes.text() + ": the oracle is wrong in row " +
+                                                      std::to_string(row) + " by " + std::to_string(error) + " and " +
+                                                      std::to_string(lse_error));
+      worst = std::max(worst, error);
+      worst_lse = std::max(worst_lse, lse_error);
+    }
+  }
+  char text[100];
+  std::snprintf(text, sizeof(text), "worst error of the oracle's out %.1e, of lse %.1e", worst, worst_lse);
+  return text;
+}
 
 inline DecodeShapes shapes_for(const Variant& variant) {
   DecodeShapes shapes;
@@ -48,7 +82,7 @@ inline std::string heads_group(const Variant& variant, bool quick) {
     DecodeShapes shapes = shapes_for(variant);
     shapes.heads = heads;
     shapes.seed = heads;
-    tally.check_both(shapes);
+    tally.check(shapes);
   }
   return tally.text();
 }
@@ -76,10 +110,7 @@ inline std::string shapes_group(const Variant& variant, bool quick) {
             shapes.unowned_tokens = pick(random, 0, 2);
             if (shapes.q_lens == std::vector<int32_t>(6, 0)) shapes.q_lens[1] = 1;
           }
-          if (seed % 2 == 0)
-            tally.check<__nv_bfloat16>(shapes);
-          else
-            tally.check<__half>(shapes);
+          tally.check(shapes);
         }
       }
     }
@@ -99,15 +130,15 @@ inline std::string long_group(const Variant& variant, bool quick) {
       shapes.max_q_len = queries;
       shapes.kv_lens = quick ? std::vector<int32_t>{700} : std::vector<int32_t>{4000, 3, 2049};
       shapes.seed = seed++;
-      tally.check_both(shapes);
+      tally.check(shapes);
       shapes.batch_invariant = true;
-      tally.check_both(shapes);
+      tally.check(shapes);
       if (quick) continue;
       shapes.batch_invariant = false;
       shapes.kv_lens.assign(200, 0);
       Random random(static_cast<uint32_t>(seed));
       for (int32_t& kv_len : shapes.kv_lens) kv_len = pick(random, 0, 1500);
-      tally.check_both(shapes);
+      tally.check(shapes);
     }
   }
   return tally.text();
@@ -124,9 +155,56 @@ inline std::string steep_group(const Variant& variant, bool quick) {
       shapes.scale = scale;
       shapes.kv_lens = {1000, 3, 4000, 130};
       shapes.seed = 600 + heads;
-      tally.check_both(shapes);
+      tally.check(shapes);
       shapes.kv_lens.assign(300, 640);
-      if (!quick) tally.check_both(shapes);
+      if (!quick) tally.check(shapes);
+    }
+  }
+  return tally.text();
+}
+
+// fp8: scales of the call and of the layer, none, and every code of a byte.
+inline std::string scales_group(const Variant& variant, bool) {
+  if (!variant.fp8()) return "left out";
+  Tally tally;
+  for (bool all_codes : {false, true}) {
+    for (int32_t layers : {1, 3}) {
+      for (bool scaled : {false, true}) {
+        for (bool layer_scales : {false, true}) {
+          DecodeShapes shapes = shapes_for(variant);
+          shapes.heads = 24;
+          shapes.max_q_len = 2;
+          shapes.kv_lens = {1, 2, 3, 400, 64};
+          shapes.scaled = scaled;
+          shapes.layer_scales = layer_scales;
+          shapes.layers = layers;
+          shapes.layer = layers - 1;
+          shapes.all_codes = all_codes;
+          if (all_codes) shapes.scale *= scaled ? 0.5f : 1.0f / 128;  // else one key outweighs all others
+          shapes.seed = 70 + tally.count;
+          tally.check(shapes);
+        }
+      }
+    }
+  }
+  return tally.text();
+}
+
+// A NaN in a cached token: in every row that sees the token, and in no other.
+inline std::string nan_group(const Variant& variant, bool) {
+  Tally tally;
+  for (int32_t page_size : {16, 64}) {
+    for (int32_t heads : {3, 24, 100}) {
+      for (int32_t token : {0, 95, 129, 137, 199}) {
+        DecodeShapes shapes = shapes_for(variant);
+        shapes.heads = heads;
+        shapes.page_size = page_size;
+        shapes.kv_lens = {130, 200, 66};
+        shapes.nan_request = 1;
+        shapes.nan_token = token;
+        shapes.seed = token;
+        tally.check(shapes);
+      }
     }
   }
   return tally.text();
@@ -142,9 +220,9 @@ inline std::string edges_group(const Variant& variant, bool) {
     shapes.page_size = page_size;
     shapes.max_pages = 5;
     shapes.kv_lens = {0, -5, 5 * page_size, 5 * page_size + 1, 1000000, 0x7FFFFFFF - 1, -0x7FFFFFFF - 1, 7};
-    tally.check_both(shapes);
+    tally.check(shapes);
     shapes.causal = false;
-    tally.check_both(shapes);
+    tally.check(shapes);
     shapes.causal = true;
   }
   shapes = shapes_for(variant);
@@ -155,26 +233,26 @@ inline std::string edges_group(const Variant& variant, bool) {
     shapes.max_q_len = 3;
     shapes.kv_lens = {1, page_size, 2 * page_size, 300, 64, 500};
     shapes.seed = 40 + page_size;
-    tally.check_both(shapes);
+    tally.check(shapes);
   }
   shapes = shapes_for(variant);  // a token more than a request may have, and no token at all
   shapes.max_q_len = 2;
   shapes.q_lens = {3, 0, 5};
   shapes.kv_lens = {100, 100, 100};
   shapes.unowned_tokens = 4;
-  tally.check_both(shapes);
+  tally.check(shapes);
   shapes.q_lens = {0, 0, 0};
-  tally.check_both(shapes);
+  tally.check(shapes);
   shapes = shapes_for(variant);  // fewer keys than queries: the first queries see none
   shapes.max_q_len = 8;
   shapes.kv_lens = {1, 2, 3, 4, 7, 8};
-  tally.check_both(shapes);
+  tally.check(shapes);
   for (int32_t layers : {1, 3}) {
     for (int32_t layer : {-1, 0, layers - 1, layers, -0x7FFFFFFF - 1}) {
       shapes = shapes_for(variant);
       shapes.layers = layers;
       shapes.layer = layer;
-      tally.check_both(shapes);
+      tally.check(shapes);
     }
   }
   return tally.text();
@@ -191,7 +269,7 @@ inline std::string bad_plans_group(const Variant& variant, bool quick) {
       shapes.max_q_len = 2;
       shapes.kv_lens = {300, 5, 0, 170};
       shapes.q_lens = {2, 1, 0, 2};
-      DecodeCase<__nv_bfloat16> decode_case(shapes);
+      DecodeCase decode_case(shapes);
       decode_case.run();
       auto wild = [&] { return trial % 2 ? pick(random, -0x7FFFFFFF - 1, 0x7FFFFFFF) : pick(random, -2, 6); };
       PlanArrays& plan = decode_case.plan();
@@ -230,11 +308,11 @@ inline std::string far_group(const Variant& variant, bool quick) {
   shapes.max_q_len = 2;
   shapes.kv_lens = {130, 64, 1};
   shapes.skipped_pages = 62000;  // of 64 * 576 elements: past 2^31
-  tally.check_both(shapes);
+  tally.check(shapes);
   shapes.skipped_pages = 31500;  // in the second layer alone
   shapes.layers = 2;
   shapes.layer = 1;
-  tally.check_both(shapes);
+  tally.check(shapes);
   return tally.text();
 }
 
@@ -249,16 +327,12 @@ inline std::string small_memory_group(const Variant& variant, bool quick) {
       shapes.max_q_len = 2;
       shapes.tile_rows = heads == 9 ? 16 : heads == 24 ? 24 : heads == 60 ? 48 : 64;
       shapes.kv_lens = {300, 1, 0, 129, quick ? 200 : 1500};
-      auto check_one = [&](auto element, auto launch_instance) {
-        DecodeCase<decltype(element)> decode_case(shapes);
-        decode_case.make_plan();
-        decode_case.poison();
-        check(launch_instance(decode_case.params(), device(), shared_limit));
-        check(reduce(decode_case.params(), device(), /*dependent=*/false));
-        tally.add(decode_case.verify());
-      };
-      check_one(__nv_bfloat16{}, decode_generic_bf16);
-      check_one(__half{}, decode_generic_f16);
+      DecodeCase decode_case(shapes);
+      decode_case.make_plan();
+      decode_case.poison();
+      check(decode_generic(decode_case.params(), device(), shared_limit));
+      check(reduce(decode_case.params(), device(), /*dependent=*/false));
+      tally.add(decode_case.verify());
     }
   }
   return tally.text();
@@ -272,7 +346,7 @@ inline std::string repeats_group(const Variant& variant, bool quick) {
     shapes.max_q_len = 2;
     shapes.kv_lens = {700, 0, 130, 64, quick ? 1 : 3000};
     shapes.q_lens = {2, 1, 0, 2, 1};
-    DecodeCase<__nv_bfloat16> decode_case(shapes);
+    DecodeCase decode_case(shapes);
     decode_case.run();
     const auto out = decode_case.out();
     const auto lse = decode_case.lse();
@@ -293,7 +367,7 @@ inline std::string invariance_group(const Variant& variant, bool quick) {
     shapes.max_q_len = 2;
     shapes.batch_invariant = true;
     shapes.kv_lens = {700, 33, quick ? 1 : 5000, 64, quick ? 2 : 2048};
-    DecodeCase<__nv_bfloat16> whole(shapes);
+    DecodeCase whole(shapes);
     whole.run();
     const auto out = whole.out();
     const auto lse = whole.lse();
@@ -304,8 +378,8 @@ inline std::string invariance_group(const Variant& variant, bool quick) {
       DecodeParams& p = whole.params();
       const DecodeParams kept = p;
       PlanArrays plan(1, p.plan.row_tiles, p.plan.tile_rows, p.plan.parts, true);
-      p.q_latent = static_cast<const __nv_bfloat16*>(p.q_latent) + b * rows * kWidth;
-      p.q_rope = static_cast<const __nv_bfloat16*>(p.q_rope) + b * rows * kWidth;
+      p.q_latent = static_cast<const uint8_t*>(p.q_latent) + b * rows * kWidth * size_of(p.q_dtype);
+      p.q_rope = static_cast<const uint8_t*>(p.q_rope) + b * rows * kWidth * size_of(p.q_dtype);
       p.page_table += int64_t{b} * p.max_pages;
       p.kv_lens += b;
       p.batch = 1;
@@ -315,9 +389,9 @@ inline std::string invariance_group(const Variant& variant, bool quick) {
       const auto out_alone = whole.out();
       const auto lse_alone = whole.lse();
       p = kept;
-      const bool same =
-          std::memcmp(out.data() + b * rows * kLatent, out_alone.data(), rows * kLatent * sizeof(__nv_bfloat16)) == 0 &&
-          std::memcmp(lse.data() + b * rows, lse_alone.data(), rows * sizeof(float)) == 0;
+      const int64_t bytes = rows * whole.out_row_bytes();
+      const bool same = std::memcmp(out.data() + b * bytes, out_alone.data(), bytes) == 0 &&
+                        std::memcmp(lse.data() + b * rows, lse_alone.data(), rows * sizeof(float)) == 0;
       require(same, shapes.text() + ": request " + std::to_string(b) + " alone has other bits");
     }
   }
@@ -325,7 +399,7 @@ inline std::string invariance_group(const Variant& variant, bool quick) {
 }
 
 inline std::string refusals_group(const Variant& variant, bool) {
-  DecodeCase<__nv_bfloat16> decode_case(shapes_for(variant));
+  DecodeCase decode_case(shapes_for(variant));
   DecodeParams p = decode_case.params();
   int count = 0;
   auto refused = [&](const DecodeParams& params, const char* word) {
@@ -333,8 +407,11 @@ inline std::string refusals_group(const Variant& variant, bool) {
     require(error.find(word) != Error::npos, std::string("expected an error with ") + word + ", got: " + error);
     ++count;
   };
-  p.cache_dtype = DType::kE4M3FN;
-  refused(p, "float8_e4m3fn");
+  p.cache_dtype = DType::kE4M3FNUZ;
+  refused(p, "float8_e4m3fnuz");
+  p = decode_case.params();
+  p.out_dtype = DType::kF32;
+  refused(p, "float32");
   p = decode_case.params();
   p.variant = static_cast<int32_t>(variants().size()) + 1;
   refused(p, "variant");
@@ -343,7 +420,9 @@ inline std::string refusals_group(const Variant& variant, bool) {
   refused(p, "65");
   p = decode_case.params();
   p.k_scale = p.lse;
-  refused(p, "k_scale");
+  if (!variant.fp8()) refused(p, "k_scale");
+  p.q_scale = p.lse;
+  if (p.q_dtype != DType::kE4M3FN) refused(p, "q_scale");
   return std::to_string(count) + " refused calls";
 }
 
@@ -356,9 +435,10 @@ inline std::string choice_group(const Variant& variant, bool) {
       shapes.heads = 24;
       shapes.tile_rows = tile_rows;
       shapes.page_size = page_size;
-      DecodeCase<__nv_bfloat16> decode_case(shapes);
+      DecodeCase decode_case(shapes);
       const Variant* expected = nullptr;
       for (const Variant& candidate : decode_variants()) {
+        if (candidate.dtypes() != variant.dtypes()) continue;
         const bool takes = candidate.takes_pages_of(page_size) &&
                            std::count(candidate.tile_rows.begin(), candidate.tile_rows.end(), tile_rows) != 0;
         if (expected == nullptr && (takes || candidate.name == "generic")) expected = &candidate;

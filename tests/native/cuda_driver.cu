@@ -1,8 +1,10 @@
-// Tests the CUDA kernels without Python or XLA: mla_cuda_driver [--quick] [--time] [--variant NAME]
+// Tests the CUDA kernels without Python or XLA:
+//   mla_cuda_driver [--quick] [--variant NAME[,DTYPES]] [--time [--cells N,N,..]]
 //
 // Random data, poisoned results, NaN wherever nothing may be read; oracles in double precision. --quick: a small
-// selection, for compute-sanitizer. --time: device times instead of tests. --variant: the decode groups of that variant
-// alone. Exits with 1 at the first mismatch.
+// selection, for compute-sanitizer. --variant: decode by that variant alone, or by that variant over these dtypes alone
+// ("bf16", "f16", "bf16/e4m3fn": queries and cache, "e4m3fn"). --time: device times instead of tests, of these cells
+// (numbers of kCells in cuda_timing.h). Exits with 1 at the first mismatch.
 #include <chrono>
 
 #include "tests/native/cuda_decode_groups.h"
@@ -24,10 +26,13 @@ struct DecodeGroup {
 };
 
 constexpr DecodeGroup kDecodeGroups[] = {
+    {"the oracle itself", oracle_group},
     {"heads 1 to 128", heads_group},
     {"heads, queries, pages, dtypes", shapes_group},
     {"long requests", long_group},
     {"steep scores", steep_group},
+    {"scales and codes of fp8", scales_group},
+    {"NaN in a token", nan_group},
     {"lengths, pages, layers out of range", edges_group},
     {"bad plans", bad_plans_group},
     {"addresses past 2^31 elements", far_group},
@@ -59,10 +64,10 @@ void run_group(const std::string& name, Run run) {
 int run_all(bool quick, const std::string& only) {
   bool known = only.empty();
   for (const Variant& variant : decode_variants()) {
-    if (!only.empty() && variant.name != only) continue;
+    if (!selected(variant, only)) continue;
     known = true;
     for (const DecodeGroup& group : kDecodeGroups) {
-      run_group("decode, " + variant.name + ": " + group.name, [&] { return group.run(variant, quick); });
+      run_group(variant.name + " " + variant.dtypes() + ": " + group.name, [&] { return group.run(variant, quick); });
     }
   }
   require(known, "this device has no variant " + only + " of mla_decode");
@@ -78,20 +83,20 @@ int run_all(bool quick, const std::string& only) {
 
 int main(int argc, char** argv) {
   bool quick = false, time = false;
-  std::string variant;
+  std::string variant, cells;
   for (int i = 1; i < argc; ++i) {
     const std::string argument = argv[i];
     quick = quick || argument == "--quick";
     time = time || argument == "--time";
     if (argument == "--quick" || argument == "--time") continue;
-    if (argument == "--variant" && i + 1 < argc) {
-      variant = argv[++i];
+    if ((argument == "--variant" || argument == "--cells") && i + 1 < argc) {
+      (argument == "--variant" ? variant : cells) = argv[++i];
       continue;
     }
-    std::fprintf(stderr, "usage: %s [--quick] [--time] [--variant NAME]\n", argv[0]);
+    std::fprintf(stderr, "usage: %s [--quick] [--variant NAME[,DTYPES]] [--time [--cells N,N,..]]\n", argv[0]);
     return 2;
   }
   if (!time) return mla::test::run_all(quick, variant);
-  mla::test::time_all();
+  mla::test::time_all(variant, cells);
   return 0;
 }

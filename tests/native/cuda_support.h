@@ -39,14 +39,27 @@ inline const Device& device() {
 
 inline void synchronize() { check(cudaStreamSynchronize(stream_of(device()))); }
 
+// Memory comes from a pool that keeps what it once had: cases are many, and cudaMalloc is slow.
+inline void* allocate(size_t bytes) {
+  static const bool kKept = [] {
+    cudaMemPool_t pool;
+    uint64_t all = UINT64_MAX;
+    check(cudaDeviceGetDefaultMemPool(&pool, device().ordinal));
+    check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &all));
+    return true;
+  }();
+  void* data = nullptr;
+  if (kKept) check(cudaMallocAsync(&data, bytes, stream_of(device())));
+  return data;
+}
+
 // Device memory; new arrays hold bytes of 0xFF, which is NaN in every floating dtype and -1 as an integer.
 template <class T>
 class Array {
  public:
   Array() = default;
-  explicit Array(size_t count) : count_(count) {
-    check(cudaMalloc(reinterpret_cast<void**>(&data_), count * sizeof(T) + 16));  // never a null pointer
-    poison();
+  explicit Array(size_t count) : data_(static_cast<T*>(allocate(count * sizeof(T) + 16))), count_(count) {
+    poison();  // the 16 bytes: never a null pointer
   }
   explicit Array(const std::vector<T>& values) : Array(values.size()) { upload(values); }
   Array(Array&& other) noexcept { *this = std::move(other); }
@@ -55,7 +68,9 @@ class Array {
     std::swap(count_, other.count_);
     return *this;
   }
-  ~Array() { cudaFree(data_); }
+  ~Array() {
+    if (data_ != nullptr) cudaFreeAsync(data_, stream_of(device()));
+  }
 
   T* data() const { return data_; }
   size_t size() const { return count_; }
@@ -141,14 +156,37 @@ inline float host_float(float x) { return x; }
 inline float host_float(__nv_bfloat16 x) { return __bfloat162float(x); }
 inline float host_float(__half x) { return __half2float(x); }
 
+// --- Dtypes.
+
 template <class Element>
 constexpr DType dtype_of() {
   if constexpr (std::is_same_v<Element, float>)
     return DType::kF32;
   else if constexpr (std::is_same_v<Element, __half>)
     return DType::kF16;
+  else if constexpr (std::is_same_v<Element, E4M3FN>)
+    return DType::kE4M3FN;
   else
     return DType::kBF16;
+}
+
+// f(Element{}) with the element type of a decode call's dtype.
+template <class F>
+void with_element(DType dtype, F f) {
+  switch (dtype) {
+    case DType::kBF16: return f(__nv_bfloat16{});
+    case DType::kF16: return f(__half{});
+    case DType::kE4M3FN: return f(E4M3FN{});
+    default: require(false, std::string("the driver has no ") + name_of(dtype));
+  }
+}
+
+inline int64_t size_of(DType dtype) {
+  return dtype == DType::kF32 ? 4 : dtype == DType::kBF16 || dtype == DType::kF16 ? 2 : 1;
+}
+
+inline const char* short_name(DType dtype) {
+  return dtype == DType::kBF16 ? "bf16" : dtype == DType::kF16 ? "f16" : dtype == DType::kE4M3FN ? "e4m3fn" : "f32";
 }
 
 template <class Element>

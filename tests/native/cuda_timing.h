@@ -47,64 +47,111 @@ inline double time_copy() {
   return 2.0 * kBytes / us * 1e-6;
 }
 
-struct Timed {
-  double us = 0, plan_us = 0, error = 0;
-  int32_t tile_rows = 0;
+// What is timed: a decode step over `tokens` cached tokens a sequence, or over lengths that differ.
+struct Cell {
+  enum Lengths { kEven, kNormal, kOneLong };
+  int32_t batch, tokens, heads, queries;
+  Lengths lengths = kEven;
 };
 
-// The cache is copied often enough that no call finds its keys in the L2.
-inline Timed time_variant(const Variant& variant, int32_t batch, int32_t tokens, int32_t heads, int32_t queries) {
-  using Element = __nv_bfloat16;
+constexpr Cell kCells[] = {
+    {128, 4096, 128, 1},
+    {128, 4096, 96, 1},
+    {128, 4096, 24, 1},
+    {128, 4096, 24, 4},
+    {128, 4096, 32, 2},
+    {128, 4096, 16, 1},
+    {128, 1024, 24, 1},
+    {16, 100000, 24, 1},
+    {1, 131072, 24, 1},
+    {4, 65536, 24, 2},
+    {8, 4096, 24, 1},
+    {1, 8192, 24, 1},
+    {1, 512, 24, 1},
+    {128, 4096, 24, 1, Cell::kNormal},     // mean 4096, deviation 1024
+    {128, 4096, 128, 1, Cell::kNormal},    // likewise
+    {128, 100000, 24, 1, Cell::kOneLong},  // beside 127 of 1000
+    {128, 1773, 24, 1},                    // the same tokens, evenly
+};
+
+inline std::vector<int32_t> lengths_of(const Cell& cell) {
+  std::vector<int32_t> lengths(cell.batch, cell.tokens);
+  Random random(17);
+  std::normal_distribution<double> normal(cell.tokens, cell.tokens / 4.0);
+  for (int32_t b = 0; b < cell.batch; ++b) {
+    if (cell.lengths == Cell::kNormal) lengths[b] = std::max(1, static_cast<int32_t>(normal(random)));
+    if (cell.lengths == Cell::kOneLong && b != cell.batch / 2) lengths[b] = 1000;
+  }
+  return lengths;
+}
+
+// By the variants of `selection`, all over the same dtypes. The cache is copied often enough that no call
+// finds its keys in the L2.
+inline void time_cell(int number, const std::vector<const Variant*>& selection) {
   constexpr double kColdBytes = 200e6;
-  const double bytes = double{1} * batch * tokens * kWidth * sizeof(Element);
-  const int copies = bytes >= kColdBytes ? 1 : static_cast<int>(kColdBytes / bytes) + 1;
+  const Cell& cell = kCells[number];
   DecodeShapes shapes;
-  shapes.variant = &variant;
-  shapes.heads = heads;
-  shapes.max_q_len = queries;
-  shapes.kv_lens.assign(static_cast<size_t>(batch), tokens);
-  std::vector<DecodeCase<Element>> cases;
-  Timed timed;
+  shapes.variant = selection.front();
+  shapes.heads = cell.heads;
+  shapes.max_q_len = cell.queries;
+  shapes.kv_lens = lengths_of(cell);
+  const double tokens = std::accumulate(shapes.kv_lens.begin(), shapes.kv_lens.end(), 0.0);
+  const double rows = double{1} * cell.queries * cell.heads;
+  const double cache_bytes = tokens * kWidth * size_of(shapes.variant->cache_dtype);
+  const double other_bytes =
+      cell.batch * rows * (kWidth * size_of(shapes.variant->q_dtype) + kLatent * size_of(shapes.variant->out_dtype()));
+  const double flops = 2.0 * tokens * rows * (kWidth + kLatent);
+  const int copies = cache_bytes >= kColdBytes ? 1 : static_cast<int>(kColdBytes / cache_bytes) + 1;
+  const int calls = std::max(copies, 5);
+  std::vector<DecodeCase> cases;
   for (int i = 0; i < copies; ++i) {
     shapes.seed = 100 + i;
     cases.emplace_back(shapes);
-    cases.back().run();
-    if (i == 0) timed.error = cases.back().verify().out;
   }
-  synchronize();
-  const int calls = std::max(copies, 5);
-  timed.us = time_calls(calls, [&](int i) { check(decode(cases[i % copies].params(), device())); });
-  timed.plan_us = time_calls(10, [&](int) { cases[0].make_plan(); });
-  timed.tile_rows = cases[0].params().plan.tile_rows;
-  return timed;
+  constexpr const char* kLengths[] = {"", " normal", " longest"};
+  for (const Variant* variant : selection) {
+    for (DecodeCase& each : cases) {
+      each.use(*variant);
+      each.run();
+    }
+    const Errors errors = cases[0].verify();
+    synchronize();
+    const double us = time_calls(calls, [&](int i) { check(decode(cases[i % copies].params(), device())); });
+    const double plan_us = time_calls(10, [&](int) { cases[0].make_plan(); });
+    const double both_us = time_calls(calls, [&](int i) {
+      cases[i % copies].make_plan();
+      check(decode(cases[i % copies].params(), device()));
+    });
+    std::printf(
+        "%2d: %3d x %6d%s x %3d heads x %d  %-8s %-12s %2d rows %8.1f us %5.2f TB/s %6.1f TFLOP/s, with plan "
+        "%8.1f us, plan %5.1f us, error %.1e, lse %.1e\n",
+        number, cell.batch, cell.tokens, kLengths[cell.lengths], cell.heads, cell.queries, variant->name.c_str(),
+        variant->dtypes().c_str(), cases[0].params().plan.tile_rows, us, (cache_bytes + other_bytes) / us * 1e-6,
+        flops / us * 1e-6, both_us, plan_us, errors.out, errors.lse);
+    std::fflush(stdout);
+  }
 }
 
-inline void time_decode(int32_t batch, int32_t tokens, int32_t heads, int32_t queries) {
-  const double bytes = double{1} * batch * tokens * kWidth * 2;
-  const double flops = 2.0 * batch * queries * heads * tokens * (kWidth + kLatent);
-  std::printf("decode %4d x %6d x %3d heads x %d:", batch, tokens, heads, queries);
-  for (const Variant& variant : decode_variants()) {
-    const Timed t = time_variant(variant, batch, tokens, heads, queries);
-    std::printf("  %s (%d rows) %8.1f us %5.2f TB/s %6.1f TFLOP/s error %.1e plan %4.1f us", variant.name.c_str(),
-                t.tile_rows, t.us, bytes / t.us * 1e-6, flops / t.us * 1e-6, t.error, t.plan_us);
-  }
-  std::printf("\n");
-  std::fflush(stdout);
-}
-
-inline void time_all() {
+// `cells`: numbers with commas between them; empty: all. Without a selection, f16 is left out: its times are bf16's.
+inline void time_all(const std::string& only, const std::string& cells) {
   std::printf("copy of 1 GiB: %.2f TB/s, read and written\n", time_copy());
-  time_decode(128, 4096, 24, 1);
-  time_decode(128, 4096, 16, 1);
-  time_decode(128, 4096, 24, 2);
-  time_decode(128, 1024, 24, 1);
-  time_decode(8, 4096, 24, 1);
-  time_decode(1, 8192, 24, 1);
-  time_decode(1, 131072, 24, 1);
-  time_decode(16, 100000, 24, 1);
-  time_decode(128, 4096, 24, 4);
-  time_decode(128, 4096, 128, 1);
-  time_decode(1, 512, 24, 1);
+  std::vector<std::vector<const Variant*>> selections;  // by dtypes
+  for (const Variant& variant : decode_variants()) {
+    if (!selected(variant, only) || (only.empty() && variant.q_dtype == DType::kF16)) continue;
+    const auto same = std::find_if(selections.begin(), selections.end(), [&](const auto& selection) {
+      return selection.front()->dtypes() == variant.dtypes();
+    });
+    if (same == selections.end())
+      selections.push_back({&variant});
+    else
+      same->push_back(&variant);
+  }
+  require(!selections.empty(), "this device has no variant " + only + " of mla_decode");
+  const std::string wanted = "," + cells + ",";
+  for (int number = 0; number < static_cast<int>(std::size(kCells)); ++number) {
+    if (!cells.empty() && wanted.find("," + std::to_string(number) + ",") == std::string::npos) continue;
+    for (const auto& selection : selections) time_cell(number, selection);
+  }
 }
 
 }  // namespace mla::test

@@ -12,10 +12,6 @@ constexpr int kThreads = 256;
 constexpr int kTokensPerCta = kThreads / 32;
 constexpr int32_t kFree = -1;  // an unused entry of the owners, which are set to bytes of 0xFF
 
-struct E4M3FN {
-  uint8_t bits;
-};
-
 // The last token of each slot, in an open-addressing hash table of (slot, token).
 struct Owners {
   int32_t* entries;
