@@ -244,8 +244,10 @@ def _choose(
     for row in rows:
         padded = padded_count(num_heads, row.planner_heads, row.reducer_heads)
         if padded is not None:
-            wanted = max_q_len * padded
-            tile_rows = next((n for n in row.tile_rows if n >= wanted), row.tile_rows[-1])
+            # As few tiles as the largest allows, and for these the smallest.
+            rows_needed = max_q_len * padded
+            tiles = -(-rows_needed // row.tile_rows[-1])
+            tile_rows = next(n for n in row.tile_rows if n * tiles >= rows_needed)
             heads = HeadSpecification(num_heads, padded, max_q_len, tile_rows, parts(platform), batch_invariant)
             how = f"{num_heads} heads native" if padded == num_heads else f"{num_heads} heads padded to {padded}"
             return Choice(platform, row, heads, number, f"{row.architecture}, q {q_dtype}, cache {cache_dtype}, {how}")

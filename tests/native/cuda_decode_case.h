@@ -124,10 +124,11 @@ struct DecodeShapes {
   }
 };
 
-// The smallest tile that takes all rows of a request, else the largest.
+// As few tiles as the largest allows, and for these the smallest.
 inline int32_t choose_tile_rows(const Variant& variant, int64_t rows) {
+  const int64_t tiles = (rows + variant.tile_rows.back() - 1) / variant.tile_rows.back();
   for (int32_t candidate : variant.tile_rows) {
-    if (rows <= candidate) return candidate;
+    if (rows <= candidate * tiles) return candidate;
   }
   return variant.tile_rows.back();
 }
