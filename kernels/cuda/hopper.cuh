@@ -73,14 +73,10 @@ __device__ __forceinline__ bool barrier_any(int32_t name, int32_t threads, bool 
 // --- Registers of this thread's warpgroup, all of whose warps execute this: a multiple of 8, and together no more than
 // the CTA was launched with.
 
-template <int kRegisters>
-__device__ __forceinline__ void give_registers_back() {
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(kRegisters));
-}
-
-template <int kRegisters>
-__device__ __forceinline__ void take_registers() {
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"(kRegisters));
+template <int kNow, int kRegisters>
+__device__ __forceinline__ void change_registers() {
+  if constexpr (kRegisters < kNow) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(kRegisters));
+  if constexpr (kRegisters > kNow) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"(kRegisters));
 }
 
 // --- The tensor copy engine (TMA). Coordinates outside the tensor read as zeros and count as delivered.

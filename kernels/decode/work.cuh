@@ -17,9 +17,14 @@ struct Tile {
   int64_t diagonal;  // keys that query 0 sees, before clamping; query i sees i more
 };
 
+__device__ __forceinline__ WorkItem read_item(const DecodeParams& p, int32_t index) {
+  const auto* halves = reinterpret_cast<const int4*>(p.plan.items + index);
+  const int4 first = halves[0], second = halves[1];
+  return {first.x, first.y, first.z, first.w, second.x, {}};
+}
+
 // False: nothing to do.
-__device__ __forceinline__ bool find_tile(const DecodeParams& p, int32_t item_index, Tile& tile) {
-  const WorkItem& item = p.plan.items[item_index];
+__device__ __forceinline__ bool find_tile(const DecodeParams& p, const WorkItem& item, Tile& tile) {
   const int32_t request = item.request, row_tile = item.row_tile;
   if (request < 0 || request >= p.batch || row_tile < 0 || row_tile >= p.plan.row_tiles) return false;
   if (item.partial >= p.plan.max_partials) return false;
@@ -49,6 +54,10 @@ __device__ __forceinline__ bool find_tile(const DecodeParams& p, int32_t item_in
   tile.partial = max_of(item.partial, -1);
   tile.diagonal = kv_len - queries + 1;
   return true;
+}
+
+__device__ __forceinline__ bool find_tile(const DecodeParams& p, int32_t item_index, Tile& tile) {
+  return find_tile(p, read_item(p, item_index), tile);
 }
 
 // First key that row `row` of the tile does not see.

@@ -23,7 +23,7 @@ __device__ __forceinline__ void init_barriers(Control<Shape>& control) {
     ptx::mbarrier_init(ptx::shared_address(&control.full[i]), 1);
     ptx::mbarrier_init(ptx::shared_address(&control.empty[i]), kOutputWarps);
   }
-  ptx::mbarrier_init(ptx::shared_address(&control.query_full), 1);
+  ptx::mbarrier_init(ptx::shared_address(&control.query_full), 2);  // the queries, and what they are
   ptx::mbarrier_init(ptx::shared_address(&control.query_empty), Shape::kScoreWarps);
   for (int i = 0; i < 2; ++i) ptx::mbarrier_init(ptx::shared_address(&control.weights_full[i]), kGroupWarps);
   ptx::mbarrier_init(ptx::shared_address(&control.sums_full), kGroupWarps);
@@ -42,30 +42,31 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 
   // Through a shuffle the compiler knows that the warp's number is uniform.
   const int warp = __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / 32, 0);
-  const int32_t layer = p.layer == nullptr ? 0 : *p.layer;
-  if (layer < 0 || layer >= p.layers) return;
 
   if (warp >= Shape::kKeyWarp) {
-    ptx::give_registers_back<Shape::kLoadRegisters>();
+    ptx::change_registers<Shape::kLaunchRegisters, Shape::kLoadRegisters>();
     // The warp that makes the barriers does not wait for the others, and so the first keys are on their way early.
     if (warp == Shape::kKeyWarp) {
+      // A layer out of range is outside the tensor map too, and then the reduction writes empty rows over all results.
+      const int32_t layer = p.layer == nullptr ? 0 : *p.layer;
+      Items items(p);
       if (threadIdx.x % 32 == 0) {
         ptx::prefetch_tensor_map(&maps.keys);
         init_barriers(control);
       }
       __syncwarp();
       ptx::barrier_arrive(kStartBarrier, Shape::kThreads);
-      load_keys(p, &maps.keys, layer, ring, control);
+      load_keys(p, &maps.keys, items, layer, ring, control);
     } else {
       ptx::barrier_sync(kStartBarrier, Shape::kThreads);
       if (warp == Shape::kQueryWarp) load_queries(p, maps, queries, control);
     }
   } else if (warp < Shape::kScoreWarps) {
-    ptx::give_registers_back<Shape::kScoreRegisters>();
+    ptx::change_registers<Shape::kLaunchRegisters, Shape::kScoreRegisters>();
     ptx::barrier_sync(kStartBarrier, Shape::kThreads);
     score_tiles<Element>(p, ring, queries, control);
   } else {
-    ptx::take_registers<Shape::kOutputRegisters>();
+    ptx::change_registers<Shape::kLaunchRegisters, Shape::kOutputRegisters>();
     ptx::barrier_sync(kStartBarrier, Shape::kThreads);
     accumulate_tiles<Element>(p, ring, control);
   }

@@ -7,13 +7,34 @@
 
 namespace mla::sm90 {
 
-struct ItemRange {
-  int32_t first, last;
-};
+// A part's items in turn. The first is guessed before it is known where the part begins: a plan of as many items as
+// parts, as those of small batches are, then costs one latency of memory less.
+class Items {
+ public:
+  __device__ __forceinline__ explicit Items(const DecodeParams& p) {
+    const int32_t guess = min_of(static_cast<int32_t>(blockIdx.x), p.plan.max_items - 1);
+    item_ = read_item(p, guess);
+    next_ = max_of(p.plan.part_offsets[blockIdx.x], 0);
+    last_ = min_of(p.plan.part_offsets[blockIdx.x + 1], p.plan.max_items);
+    guessed_ = guess == next_;
+  }
 
-__device__ __forceinline__ ItemRange items_of_part(const DecodeParams& p) {
-  return {max_of(p.plan.part_offsets[blockIdx.x], 0), min_of(p.plan.part_offsets[blockIdx.x + 1], p.plan.max_items)};
-}
+  // False: that was the last.
+  __device__ __forceinline__ bool next(const DecodeParams& p) {
+    if (next_ >= last_) return false;
+    if (!guessed_) item_ = read_item(p, next_);
+    guessed_ = false;
+    ++next_;
+    return true;
+  }
+
+  __device__ __forceinline__ const WorkItem& item() const { return item_; }
+
+ private:
+  WorkItem item_;
+  int32_t next_, last_;
+  bool guessed_;
+};
 
 // How a slot is filled. Pages of 64 tokens or more: by one box of three chunks. Smaller ones: a lane for each page of
 // the block and each chunk, since the tokens of a page do not lie beside those of the next.
@@ -36,8 +57,8 @@ struct SlotBoxes {
 // Fills the ring with the part's keys. Tokens whose page is not in the cache lie outside the tensor map and arrive as
 // zeros; so do those of pages behind the last key.
 template <class Shape>
-__device__ __forceinline__ void load_keys(const DecodeParams& p, const CUtensorMap* map, int32_t layer, uint32_t ring,
-                                          Control<Shape>& control) {
+__device__ __forceinline__ void load_keys(const DecodeParams& p, const CUtensorMap* map, Items& items, int32_t layer,
+                                          uint32_t ring, Control<Shape>& control) {
   const int lane = threadIdx.x % 32;
   const SlotBoxes boxes(p.page_size, lane);
   const uint32_t full = ptx::shared_address(control.full), empty = ptx::shared_address(control.empty);
@@ -45,12 +66,17 @@ __device__ __forceinline__ void load_keys(const DecodeParams& p, const CUtensorM
   const uint64_t policy = p.plan.row_tiles == 1 ? ptx::evict_first_policy() : ptx::evict_normal_policy();
   Ring<Shape> position;
 
-  const ItemRange items = items_of_part(p);
-  for (int32_t item = items.first; item < items.last; ++item) {
+  while (items.next(p)) {
+    // The page table's first entry is asked for together with the request's lengths, which say whether it is one.
+    const int32_t request = items.item().request, page_tokens = p.page_size;
+    const int32_t first_page =
+        max_of(items.item().kv_begin, 0) / kBlockTokens * kBlockTokens / page_tokens + boxes.page;
+    const bool exists = request >= 0 && request < p.batch && first_page < p.max_pages;
+    const int32_t page = exists ? p.page_table[int64_t{request} * p.max_pages + first_page] : -1;
     Tile tile;
-    if (!find_tile(p, item, tile)) continue;
-    int64_t token = int64_t{tile.kv_begin} + boxes.page * p.page_size;  // the first of this lane's page
-    SlotLookup next = look_up(p, tile, token);
+    if (!find_tile(p, items.item(), tile)) continue;
+    int64_t token = int64_t{tile.kv_begin} + boxes.page * page_tokens;  // the first of this lane's page
+    SlotLookup next{token < tile.kv_end ? page : -1, tile.kv_begin % page_tokens};
     const int32_t blocks = block_count(tile);
     for (int32_t block = 0; block < blocks; ++block) {
       const SlotLookup lookup = next;
@@ -92,27 +118,29 @@ __device__ __forceinline__ void load_queries(const DecodeParams& p, const Tensor
     ptx::prefetch_tensor_map(&maps.q_rope);
   }
 
-  const ItemRange items = items_of_part(p);
-  for (int32_t item = items.first; item < items.last; ++item) {
+  Items items(p);
+  while (items.next(p)) {
     Tile tile;
-    if (!find_tile(p, item, tile)) continue;
+    if (!find_tile(p, items.item(), tile)) continue;
     // Two items in turn: when this wait is over, the score warps have done with the item before the last.
     ptx::mbarrier_wait(empty, parity ^ 1);
-    Queries<Shape>& target = control.queries[parity];
-    for (int row = lane; row < Shape::kRows; row += 32) target.visible_end[row] = visible_end(p, tile, row);
-    if (lane == 0) target.tile = tile;
-    __syncwarp();
     if (lane == 0) {
       ptx::mbarrier_arrive_expect(full, Shape::kQueryBytes);
       const auto row = static_cast<int32_t>(tile.first_row);
       ptx::copy_box(queries, &maps.q_latent, full, policy, 0, row, 0);
       ptx::copy_box(queries + kLatentChunks * Shape::kQueryChunkBytes, &maps.q_rope, full, policy, 0, row, 0);
     }
+    Queries<Shape>& target = control.queries[parity];
+    for (int row = lane; row < Shape::kRows; row += 32) target.visible_end[row] = visible_end(p, tile, row);
+    if (lane == 0) target.tile = tile;
+    __syncwarp();
+    if (lane == 0) ptx::mbarrier_arrive(full);
     parity ^= 1;
   }
   ptx::mbarrier_wait(empty, parity ^ 1);
   if (lane == 0) {
     control.queries[parity].tile.rows = 0;
+    ptx::mbarrier_arrive(full);
     ptx::mbarrier_arrive(full);
   }
 }

@@ -33,11 +33,8 @@ inline bool barrier_any(int32_t name, int32_t threads, bool value) {
   return machine.named_barrier(name, threads, true, value);
 }
 
-template <int kRegisters>
-void give_registers_back() {}
-
-template <int kRegisters>
-void take_registers() {}
+template <int kNow, int kRegisters>
+void change_registers() {}
 
 inline void prefetch_tensor_map(const CUtensorMap*) {}
 
