@@ -17,11 +17,19 @@
 
 namespace mla::ptx {
 
-// A matrix whose atoms follow one another without gaps. Descriptors count in units of 16 bytes: add bytes / 16 to move.
-__device__ __forceinline__ uint64_t matrix_descriptor(uint32_t shared) {
-  constexpr uint64_t kAtom = 1024 >> 4;  // from one group of eight lines to the next, in either direction
+// A matrix whose atoms follow one another without gaps, by the low word of its descriptor, which counts in units of 16
+// bytes: add bytes / 16 to move. It has to come to the instruction in a uniform register. A word that the compiler
+// knows to be the same in all lanes, and sums of 32 bits, keep it there; else more instructions go into each operand
+// than into its product.
+__device__ __forceinline__ uint32_t matrix_operand(uint32_t shared) {
+  constexpr uint32_t kAtom = 1024 >> 4;  // from one group of eight lines to the next, in either direction
+  return __shfl_sync(0xFFFFFFFF, kAtom << 16 | (shared & 0x3FFFF) >> 4, 0);
+}
+
+__device__ __forceinline__ uint64_t matrix_descriptor(uint32_t operand) {
+  constexpr uint64_t kAtom = 1024 >> 4;
   constexpr uint64_t kSwizzle128 = uint64_t{1} << 62;
-  return kSwizzle128 | kAtom << 32 | kAtom << 16 | (shared & 0x3FFFF) >> 4;
+  return kSwizzle128 | kAtom << 32 | operand;
 }
 
 // Before the first wgmma, and before one that follows ordinary accesses to its registers.
@@ -115,8 +123,8 @@ MLA_WGMMA(64, "%32", "%33", "%34", "%35")
 #undef MLA_SUMS_8
 
 template <class Element, bool kTransposed, int kSums>
-__device__ __forceinline__ void wgmma(float (&d)[kSums], uint64_t a, uint64_t b, bool accumulate) {
-  Wgmma<Element, kTransposed, kSums>::run(d, a, b, accumulate);
+__device__ __forceinline__ void wgmma(float (&d)[kSums], uint32_t a, uint32_t b, bool accumulate) {
+  Wgmma<Element, kTransposed, kSums>::run(d, matrix_descriptor(a), matrix_descriptor(b), accumulate);
 }
 
 }  // namespace mla::ptx

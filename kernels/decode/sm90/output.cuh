@@ -36,17 +36,19 @@ __device__ __forceinline__ void rescale_output(const float* rescale, Output<Shap
 
 // The block's part of the output. Its slots are given back one by one, as soon as this group has read its chunks.
 template <class Element, class Shape>
-__device__ __forceinline__ void accumulate_block(uint64_t ring, uint32_t empty, const Ring<Shape>& block, int group,
+__device__ __forceinline__ void accumulate_block(uint32_t ring, uint32_t empty, const Ring<Shape>& block, int group,
                                                  Output<Shape>& out) {
   const int slots[kBlockSlots] = {block.slot, block.slot_after(1), block.slot_after(2)};
-  const uint64_t weights = ring + (slots[kBlockSlots - 1] * kSlotBytes + (kSlotChunks - 1) * kChunkBytes) / 16;
+  uint32_t operands[kBlockSlots];
+#pragma unroll
+  for (int i = 0; i < kBlockSlots; ++i) operands[i] = ptx::matrix_operand(ring + slots[i] * kSlotBytes);
+  const uint32_t weights = operands[kBlockSlots - 1] + (kSlotChunks - 1) * kChunkBytes / 16;
   ptx::wgmma_fence();
 #pragma unroll
   for (int i = 0; i < kGroupChunks; ++i) {
     const int even = kOutputGroups * i, odd = even + 1;
-    const int offset = group == 0 ? slots[even / kSlotChunks] * kSlotBytes + even % kSlotChunks * kChunkBytes
-                                  : slots[odd / kSlotChunks] * kSlotBytes + odd % kSlotChunks * kChunkBytes;
-    const uint64_t values = ring + offset / 16;
+    const uint32_t values = group == 0 ? operands[even / kSlotChunks] + even % kSlotChunks * kChunkBytes / 16
+                                       : operands[odd / kSlotChunks] + odd % kSlotChunks * kChunkBytes / 16;
 #pragma unroll
     for (int k = 0; k < kBlockTokens / 16; ++k) {
       ptx::wgmma<Element, /*kTransposed=*/true>(out[i], values + k * 16 * kLineBytes / 16, weights + k * 32 / 16, true);
@@ -89,11 +91,9 @@ __device__ __forceinline__ void store_output(Target* target, int32_t rows, const
 }
 
 template <class Element, class Shape>
-__device__ __forceinline__ void accumulate_tiles(const DecodeParams& p, uint32_t ring_address,
-                                                 Control<Shape>& control) {
+__device__ __forceinline__ void accumulate_tiles(const DecodeParams& p, uint32_t ring, Control<Shape>& control) {
   const int lane = threadIdx.x % 32;
   const int group = __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / kGroupThreads - Shape::kScoreGroups, 0);
-  const uint64_t ring = ptx::matrix_descriptor(ring_address);
   const uint32_t empty = ptx::shared_address(control.empty);
   const uint32_t weights_full = ptx::shared_address(control.weights_full);
   Ring<Shape> position;

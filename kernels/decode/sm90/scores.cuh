@@ -44,14 +44,14 @@ __device__ __forceinline__ auto row_pair(T* of_rows, int j) {
 // Waits for a block's slots in turn and multiplies it with the queries. Returns where its rope keys lie, which the
 // weights will replace.
 template <class Element, class Shape>
-__device__ __forceinline__ uint32_t score_block(uint32_t ring, uint64_t queries, uint32_t full, Ring<Shape>& position,
+__device__ __forceinline__ uint32_t score_block(uint32_t ring, uint32_t queries, uint32_t full, Ring<Shape>& position,
                                                 Scores<Shape>& score) {
   uint32_t rope = 0;
 #pragma unroll
   for (int i = 0; i < kBlockSlots; ++i) {
     ptx::mbarrier_wait(full + position.slot * 8, position.parity);
     const uint32_t slot = ring + position.slot * kSlotBytes;
-    const uint64_t keys = ptx::matrix_descriptor(slot);
+    const uint32_t keys = ptx::matrix_operand(slot);
     ptx::wgmma_fence();  // after every wait, else the products are run one by one
 #pragma unroll
     for (int c = 0; c < kSlotChunks; ++c) {
@@ -178,7 +178,7 @@ __device__ __forceinline__ void write_weights(const Scores<Shape>& score, uint32
   }
 }
 
-// Zeros for the values of the tokens from `first` on, which may be NaN: a weight of 0 does not silence them.
+// Zeros for the values of the block's tokens from `first` on, if there are any, which may be NaN: a weight of 0 does not silence them.
 template <class Shape>
 __device__ __forceinline__ void clear_values(uint32_t ring, const Ring<Shape>& block, int32_t first) {
   constexpr int kVectors = kLineBytes / 16;
@@ -242,7 +242,7 @@ __device__ __forceinline__ void score_tiles(const DecodeParams& p, uint32_t ring
   const uint32_t full = ptx::shared_address(control.full);
   const uint32_t weights_full = ptx::shared_address(control.weights_full);
   const uint32_t query_empty = ptx::shared_address(&control.query_empty);
-  const uint64_t queries = ptx::matrix_descriptor(queries_address);
+  const uint32_t queries = ptx::matrix_operand(queries_address);
   const float scale = p.scale * kLog2E;
   const int page_of_warp = p.page_size < kBlockTokens ? warp * 16 / p.page_size : 0;
   Ring<Shape> start;  // of the next item
@@ -251,10 +251,11 @@ __device__ __forceinline__ void score_tiles(const DecodeParams& p, uint32_t ring
 
   for (;; item_parity ^= 1) {
     ptx::mbarrier_wait(ptx::shared_address(&control.query_full), item_parity);
-    const Tile tile = control.queries[item_parity].tile;
+    const Tile& tile = control.queries[item_parity].tile;  // stays there until this item is finished
     if (tile.rows == 0) break;
     const int32_t* visible_end = control.queries[item_parity].visible_end;
-    const int32_t visible_to_all = visible_end[0];  // the first row belongs to the first query
+    // Blocks of which all rows see all tokens: the first row belongs to the first query.
+    const int32_t whole_blocks = (visible_end[0] - tile.kv_begin) / kBlockTokens;
     Sums<Shape> sums = {};
     const int32_t blocks = block_count(tile);
     bool unset = true;  // some row has not seen a key yet
@@ -267,7 +268,6 @@ __device__ __forceinline__ void score_tiles(const DecodeParams& p, uint32_t ring
       if (lane == 0) ptx::mbarrier_arrive(query_empty);
     }
     for (; block < blocks; block += Shape::kScoreGroups) {
-      const int32_t first_token = tile.kv_begin + block * kBlockTokens;
       const int own = kTurns ? group : buffer ^ (block & 1);
       const Ring<Shape> block_start = position;
       Scores<Shape> score;
@@ -280,8 +280,8 @@ __device__ __forceinline__ void score_tiles(const DecodeParams& p, uint32_t ring
 #pragma unroll
       for (int i = 0; i < Shape::kRows / 2; ++i) score[i] *= scale;
       const bool page_valid = control.valid_pages[block_start.slot] >> page_of_warp & 1;
-      if (!page_valid || visible_to_all - first_token < kBlockTokens) {
-        mask_scores<Shape>(visible_end, first_token, page_valid, score);
+      if (!page_valid || block >= whole_blocks) {
+        mask_scores<Shape>(visible_end, tile.kv_begin + block * kBlockTokens, page_valid, score);
       }
 
       bool outgrown = false;
@@ -306,7 +306,7 @@ __device__ __forceinline__ void score_tiles(const DecodeParams& p, uint32_t ring
       if (kTurns && block + 1 < blocks) ptx::barrier_arrive(kTurnBarrier + (group ^ 1), kTurnThreads);
 
       write_weights<Element, Shape>(score, weights, sums);
-      if (tile.kv_end - first_token < kBlockTokens) clear_values(ring, block_start, tile.kv_end - first_token);
+      if (block >= whole_blocks) clear_values(ring, block_start, tile.kv_end - tile.kv_begin - block * kBlockTokens);
       ptx::fence_async_proxy();
       __syncwarp();
       if (lane == 0) ptx::mbarrier_arrive(weights_full + own * 8);

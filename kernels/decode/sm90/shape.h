@@ -62,9 +62,9 @@ struct Shape {
 
   // Registers a thread by role. A thread of the output warps holds 2 * kRows sums.
   static constexpr int kLaunchRegisters = kScoreGroups == 2 ? 96 : 128;  // of all threads, at the start
-  static constexpr int kScoreRegisters = kRows <= 40 ? 88 : kRows <= 48 ? 80 : 136;
-  static constexpr int kOutputRegisters = kRows <= 40 ? 128 : kRows <= 48 ? 144 : 176;
-  static constexpr int kLoadRegisters = 24;
+  static constexpr int kScoreRegisters = kScoreGroups == 2 ? 88 : 136;
+  static constexpr int kOutputRegisters = kScoreGroups == 2 ? 128 : 168;
+  static constexpr int kLoadRegisters = 40;
 
   static_assert(kScoreGroups * kScoreRegisters + kOutputGroups * kOutputRegisters + kLoadRegisters <=
                     kThreads / kGroupThreads * kLaunchRegisters,
