@@ -3,6 +3,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "ffi/counted.h"
 #include "ffi/handlers.h"
 #include "kernels/capability.h"
 
@@ -10,19 +11,37 @@ namespace nb = nanobind;
 
 namespace {
 
-nb::capsule capsule(XLA_FFI_Handler* handler) { return nb::capsule(reinterpret_cast<void*>(handler)); }
+struct Target {
+  const char* name;
+  XLA_FFI_Handler* handler;
+  const std::atomic<int64_t>& calls;
+};
 
-// Custom-call target -> handler.
+template <XLA_FFI_Handler* handler>
+Target target(const char* name) {
+  return {name, &mla::counted<handler>, mla::calls_of<handler>};
+}
+
+// Every custom-call target of the module.
+std::vector<Target> targets() {
+  return {
+      target<jax_mla_plan_decode>("jax_mla_plan_decode"),   target<jax_mla_decode>("jax_mla_decode"),
+      target<jax_mla_update_cache>("jax_mla_update_cache"), target<jax_mla_merge_states>("jax_mla_merge_states"),
+#if defined(JAX_MLA_CPU)
+      target<jax_mla_pack_kv>("jax_mla_pack_kv"),           target<jax_mla_pack_kv_fp8>("jax_mla_pack_kv_fp8"),
+#endif
+  };
+}
+
 nb::dict handlers() {
   nb::dict all;
-  all["jax_mla_plan_decode"] = capsule(jax_mla_plan_decode);
-  all["jax_mla_decode"] = capsule(jax_mla_decode);
-  all["jax_mla_update_cache"] = capsule(jax_mla_update_cache);
-  all["jax_mla_merge_states"] = capsule(jax_mla_merge_states);
-#if defined(JAX_MLA_CPU)
-  all["jax_mla_pack_kv"] = capsule(jax_mla_pack_kv);
-  all["jax_mla_pack_kv_fp8"] = capsule(jax_mla_pack_kv_fp8);
-#endif
+  for (const Target& t : targets()) all[t.name] = nb::capsule(reinterpret_cast<void*>(t.handler));
+  return all;
+}
+
+nb::dict handler_calls() {
+  nb::dict all;
+  for (const Target& t : targets()) all[t.name] = t.calls.load(std::memory_order_relaxed);
   return all;
 }
 
@@ -65,6 +84,7 @@ nb::tuple api_version() { return nb::make_tuple(XLA_FFI_API_MAJOR, XLA_FFI_API_M
 
 NB_MODULE(JAX_MLA_MODULE, m) {
   m.def("handlers", &handlers, "Custom-call targets and their handlers, as capsules.");
+  m.def("handler_calls", &handler_calls, "Custom-call targets and how often each handler ran in this process.");
   m.def("capabilities", &capabilities, "The compiled-in table, one dict a row, the best variant first.");
   m.def("variants", &variants, "Every variant compiled in; the attribute `variant` counts them from 1, 0 is the best.");
   m.def("api_version", &api_version, "XLA FFI API version (major, minor) that the handlers were built for.");

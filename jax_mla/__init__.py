@@ -13,6 +13,7 @@ from jax_mla.dispatch import Capability, capabilities, explain, override_capabil
 from jax_mla.merge import apply_sink, merge_states
 from jax_mla.pack import pack_kv, pack_kv_fp8
 from jax_mla.prefill import mla_prefill
+from jax_mla.scratch import DecodeScratch, decode_scratch
 from jax_mla.sharding import sharded_decode
 from jax_mla.sparse import mla_sparse_decode
 from jax_mla.validation import validate
@@ -24,10 +25,12 @@ __all__ = [
     "Capability",
     "ContextPlan",
     "DecodePlan",
+    "DecodeScratch",
     "allocate_cache",
     "apply_sink",
     "capabilities",
     "copy_pages",
+    "decode_scratch",
     "explain",
     "export_checks",
     "merge_states",

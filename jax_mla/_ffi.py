@@ -126,6 +126,21 @@ def _optional(x: jax.Array | None, dtype: Any) -> jax.Array:
     return jnp.zeros((0,), dtype) if x is None else jnp.asarray(x, dtype).reshape(-1)
 
 
+def plan_shapes(heads: HeadSpecification, batch: int) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """Of a plan: items [max_items, 8], part_offsets [parts + 1], tile_splits [tiles, 2]."""
+    return (
+        _shape((heads.max_items(batch), 8), jnp.int32),
+        _shape((heads.parts + 1,), jnp.int32),
+        _shape((batch * heads.row_tiles, 2), jnp.int32),
+    )
+
+
+def partial_shapes(heads: HeadSpecification, batch: int) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """Of the scratch that split tiles write: out [max_partials, tile_rows, 512], lse [max_partials, tile_rows]."""
+    partials = (heads.max_partials(batch), heads.tile_rows)
+    return _shape((*partials, 512), jnp.float32), _shape(partials, jnp.float32)
+
+
 def plan_decode(
     kv_lens: jax.Array,
     cu_q_lens: jax.Array | None,
@@ -134,16 +149,10 @@ def plan_decode(
     overhead_blocks: int,
     min_part_blocks: int,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """kv_lens [B], cu_q_lens [B + 1] -> items [max_items, 8], part_offsets [parts + 1], tile_splits [tiles, 2]."""
-    batch = kv_lens.shape[0]
-    results = (
-        _shape((heads.max_items(batch), 8), jnp.int32),
-        _shape((heads.parts + 1,), jnp.int32),
-        _shape((batch * heads.row_tiles, 2), jnp.int32),
-    )
+    """kv_lens [B], cu_q_lens [B + 1] -> items, part_offsets and tile_splits, as in plan_shapes."""
     return _call(
         _PLAN_DECODE,
-        results,
+        plan_shapes(heads, kv_lens.shape[0]),
         (kv_lens, _optional(cu_q_lens, jnp.int32)),
         heads=np.int32(heads.padded_heads),
         max_q_len=np.int32(heads.max_q_len),
@@ -176,12 +185,10 @@ def decode(
     tokens, num_heads, _ = q.shape
     if q_rope is None:
         q_rope = jnp.zeros((0,), q.dtype)
-    partials = heads.max_partials(page_table.shape[0])
     results = (
         _shape((tokens, num_heads, 512), out_dtype),
         _shape((tokens, num_heads), jnp.float32),
-        _shape((partials, heads.tile_rows, 512), jnp.float32),
-        _shape((partials, heads.tile_rows), jnp.float32),
+        *partial_shapes(heads, page_table.shape[0]),
     )
     operands = (
         q,
