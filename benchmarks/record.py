@@ -16,7 +16,8 @@ import sys
 import uuid
 from typing import Any
 
-RESULTS = pathlib.Path(__file__).parent / "results"
+# RESULTS in the environment names another folder, as where the tree is a copy that is thrown away.
+RESULTS = pathlib.Path(os.environ.get("RESULTS") or pathlib.Path(__file__).parent / "results")
 
 
 def _commit() -> str:
@@ -28,7 +29,9 @@ def _commit() -> str:
         return os.environ["COMMIT"]
 
     def git(*arguments: str) -> str:
-        return subprocess.run(["git", *arguments], cwd=RESULTS.parent, capture_output=True, text=True).stdout.strip()
+        return subprocess.run(
+            ["git", *arguments], cwd=pathlib.Path(__file__).parent, capture_output=True, text=True
+        ).stdout.strip()
 
     return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
 
@@ -42,30 +45,43 @@ def cpu_name() -> str:
         return platform.processor() or platform.machine()
 
 
+def _version(package: str) -> str | None:
+    """None where it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _rounded(value: Any) -> Any:
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
 class Run:
     """One run of a benchmark: a heading shared by its rows."""
 
     def __init__(self, name: str, device: str, packages: tuple[str, ...] = ("jax", "jaxlib", "numpy")) -> None:
         self.path = RESULTS / f"{name}.jsonl"
         self.rows: list[dict[str, Any]] = []
-        versions = {package: importlib.metadata.version(package) for package in ("jax_mla", *packages)}
+        versions = {package: _version(package) for package in ("jax_mla", *packages)}
         self.heading = {
             "run": uuid.uuid4().hex[:12],
             "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "commit": _commit(),
             "device": device,
-            "versions": versions | {"python": platform.python_version()},
+            "versions": {name: found for name, found in versions.items() if found}
+            | {"python": platform.python_version()},
         }
 
-    def add(self, op: str, cell: list[int], implementation: str, us: float, **measures: float | None) -> None:
-        """measures: TBps, TFLOPs, error (relative, to the oracle), ratio (to the baseline of this run)."""
-        rounded = {key: None if value is None else float(f"{value:.4g}") for key, value in measures.items()}
+    def add(self, op: str, cell: list[int], implementation: str, us: float, **measures: Any) -> None:
+        """measures: TBps, TFLOPs, error (relative, to the oracle), ratio (to the baseline of this run), and others."""
+        rounded = {key: _rounded(value) for key, value in measures.items()}
         row = {**self.heading, "op": op, "cell": cell, "implementation": implementation, "us": round(us, 2), **rounded}
         self.rows.append(row)
         print(f"{op} {cell} {implementation}: {us:.1f} us {rounded}", file=sys.stderr, flush=True)
 
     def save(self) -> None:
-        self.path.parent.mkdir(exist_ok=True)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a") as file:
             file.writelines(json.dumps(row) + "\n" for row in self.rows)
         print(f"{len(self.rows)} rows appended to {self.path}", file=sys.stderr)

@@ -1,9 +1,9 @@
-"""``python -m jax_mla``: what is built here (info), and a first run (demo)."""
+"""``python -m jax_mla``: what is built here (info), a first run (demo), and times (bench)."""
 
 import argparse
 import sys
 
-from jax_mla import _ffi, demo, info
+from jax_mla import _ffi, bench, demo, info
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -12,6 +12,7 @@ def main(argv: list[str] | None = None) -> int:
     for module, name, text in (
         (demo, "demo", "prefill and decode with Kimi-K3's attention layers, checked"),
         (info, "info", "show versions, devices and what runs natively"),
+        (bench, "bench", "time decode on shapes of your own or a table, beside XLA and peers, checked"),
     ):
         command = commands.add_parser(name, help=text, description=text + ".")
         module.add_arguments(command)

@@ -1,0 +1,31 @@
+"""The peers that decode is timed beside, where they can be imported: FlashMLA and FlashAttention-3, through PyTorch.
+
+They come with vLLM (measured: 0.33.0 with PyTorch 2.11 for CUDA 13). An installed vLLM serves; so does a folder on
+PYTHONPATH with these files of its wheel: an empty vllm/__init__.py, vllm/_flashmla_C.abi3.so,
+vllm/_flashmla_extension_C.abi3.so, vllm/third_party/flashmla/flash_mla_interface.py, and
+vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so. FA3_LIBRARY in the environment names that last one elsewhere; it may be
+compressed, with ".xz" at the end of its name. Nothing of them is part of this repository.
+
+`python -m jax_mla bench` loads this package. find() gives, for each peer, what makes a contestant
+(jax_mla/bench/timing.py) from a cell's inputs, over the very same device memory; it raises NotImplementedError where
+the peer does not take the cell.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+PEERS = ("flashmla", "fa3")
+
+
+def find() -> tuple[dict[str, Callable[[Any], Any]], dict[str, str]]:
+    """The peers that can be imported, by name, and why the others cannot."""
+    found, missing = {}, {}
+    for name in PEERS:
+        try:
+            found[name] = importlib.import_module(f"{__name__}.{name}").make
+        except (ImportError, OSError) as error:
+            missing[name] = str(error)
+    return found, missing

@@ -1,0 +1,147 @@
+"""What is timed: jitted programs of many decode calls, each over a cache of its own.
+
+A program's calls follow each other on the device without the host between them. On a GPU they are one captured graph:
+their addresses stay, since the results of one execution are donated to the next. Nothing can be dropped or shared,
+because every call has another cache and all results are returned.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jax_mla import dispatch
+from jax_mla.bench.cells import LATENT
+from jax_mla.bench.inputs import SCALE, Inputs
+from jax_mla.decode import mla_decode, plan_decode
+
+# XLA captures from this many operations in a row on; its default is 5.
+GRAPHS = {"xla_gpu_graph_min_graph_size": 1}
+
+Call = Callable[[int, Inputs, Any], tuple[jax.Array, ...]]
+
+
+def compiler_options() -> dict[str, Any]:
+    return GRAPHS if dispatch.default_platform() == "cuda" else {}
+
+
+@dataclasses.dataclass
+class Program:
+    """One contestant of a cell, or a part of one: `calls` calls a run. `out` is the first call's result."""
+
+    name: str
+    calls: int
+    prepare: Callable[[Inputs], Any]
+    jitted: Any
+    lowered_for: tuple[Any, ...]
+    compiled: Any = None
+    operands: tuple[Any, ...] = ()
+    results: Any = None
+
+    def lower(self) -> jax.stages.Lowered:
+        return self.jitted.lower(*self.lowered_for)
+
+    def start(self, inputs: Inputs) -> None:
+        """Binds the arrays; results start as zeros."""
+        self.operands = (inputs.operands, inputs.scales, self.prepare(inputs))
+        self.results = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), self.lowered_for[0])
+
+    def seconds(self, runs: int) -> float:
+        """Of that many runs: the device is busy throughout but for the first dispatch and the last answer."""
+        results, self.results = jax.block_until_ready(self.results), None  # donated below
+        started = time.perf_counter()
+        for _ in range(runs):
+            results = self.compiled(results, *self.operands)
+        jax.block_until_ready(results)
+        self.results = results
+        return time.perf_counter() - started
+
+    def out(self) -> jax.Array:
+        return self.results[0][0]
+
+    def stop(self) -> None:
+        """Lets go of the arrays."""
+        self.operands, self.results = (), None
+
+
+def _program(name: str, calls: int, call: Call, prepare: Callable[[Inputs], Any], shapes: Inputs) -> Program:
+    def run(results, operands, scales, extra):
+        del results
+        inputs = dataclasses.replace(shapes, **dict(zip(_OPERANDS, operands, strict=True)), scales=scales)
+        return tuple(call(i, inputs, extra) for i in range(calls))
+
+    operands, extra = shapes.operands, jax.eval_shape(prepare, shapes)
+    results = jax.eval_shape(functools.partial(run, None), operands, shapes.scales, extra)
+    jitted = jax.jit(run, donate_argnums=0, keep_unused=True, compiler_options=compiler_options())
+    return Program(name, calls, prepare, jitted, (results, operands, shapes.scales, extra))
+
+
+_OPERANDS = ("q", "cache", "page_table", "kv_lens")
+jax.tree_util.register_dataclass(Inputs, data_fields=[*_OPERANDS, "scales"], meta_fields=["cell"])
+
+
+def _plan(implementation: str | None, inputs: Inputs, kv_lens: jax.Array) -> Any:
+    cell = inputs.cell
+    return plan_decode(
+        kv_lens,
+        num_heads=cell.heads,
+        cache=inputs.cache,
+        q_len=cell.queries,
+        q_dtype=inputs.q.dtype,
+        implementation=implementation,
+    )
+
+
+def decode(name: str, implementation: str | None, calls: int, shapes: Inputs) -> Program:
+    """mla_decode with a plan that was made before, as all layers of a step but the first have it."""
+
+    def call(i: int, inputs: Inputs, plan: Any) -> tuple[jax.Array, jax.Array]:
+        return mla_decode(
+            *inputs.operands, layer=i, scale=SCALE, plan=plan, implementation=implementation, **inputs.scales
+        )
+
+    def prepare(inputs: Inputs) -> Any:
+        return _plan(implementation, inputs, inputs.kv_lens)
+
+    return _program(name, calls, call, prepare, shapes)
+
+
+def plan_and_decode(name: str, implementation: str | None, calls: int, shapes: Inputs) -> Program:
+    """plan_decode and mla_decode in turn: each call has an array of lengths of its own, all of the same values."""
+
+    def call(i: int, inputs: Inputs, kv_lens: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+        plan = _plan(implementation, inputs, kv_lens[i])
+        q, cache, table, _ = inputs.operands
+        return mla_decode(
+            q, cache, table, kv_lens[i], layer=i, scale=SCALE, plan=plan, implementation=implementation, **inputs.scales
+        )
+
+    def prepare(inputs: Inputs) -> tuple[jax.Array, ...]:
+        return tuple(jnp.copy(inputs.kv_lens) for _ in range(calls))
+
+    return _program(name, calls, call, prepare, shapes)
+
+
+def gather_einsum(name: str, calls: int, shapes: Inputs) -> Program:
+    """What a user writes without this library: pages gathered, two einsums in the queries' dtype, a softmax in fp32."""
+
+    def call(i: int, inputs: Inputs, _: Any) -> tuple[jax.Array]:
+        q, cache, table, kv_lens = inputs.operands
+        tokens = table.shape[1] * cache.shape[2]
+        dtype = jnp.bfloat16 if q.dtype.itemsize == 1 else q.dtype
+        q_scale, k_scale = (inputs.scales.get(name, 1.0) for name in ("q_scale", "k_scale"))
+        rows = cache[i, table].reshape(table.shape[0], tokens, -1).astype(dtype)
+        scores = jnp.einsum("bqhd,bnd->bqhn", q.astype(dtype), rows, preferred_element_type=jnp.float32)
+        keys, last = jnp.arange(tokens), kv_lens[:, None] - q.shape[1] + jnp.arange(q.shape[1])
+        visible = keys <= last[:, :, None, None]
+        weights = jax.nn.softmax(jnp.where(visible, scores * (SCALE * q_scale * k_scale), -jnp.inf), axis=-1)
+        out = jnp.einsum("bqhn,bnl->bqhl", weights.astype(dtype), rows[..., :LATENT])
+        return ((out.astype(jnp.float32) * k_scale).astype(dtype),)
+
+    return _program(name, calls, call, lambda inputs: None, shapes)
