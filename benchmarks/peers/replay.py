@@ -52,5 +52,5 @@ class Replay:
 
 
 def replay(name: str, inputs: Any, call: Callable[[int], torch.Tensor]) -> Replay:
-    """Of a cell's inputs: one call for each copy of the cache."""
-    return Replay(name, inputs.copies, call, (*inputs.q.shape[:-1], 512))
+    """Of a cell's inputs: as many calls as jax_mla's programs have, over the copies of the cache in turn."""
+    return Replay(name, inputs.calls, lambda i: call(i % inputs.copies), (*inputs.q.shape[:-1], 512))

@@ -17,6 +17,7 @@ import json
 import os
 import platform
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -56,11 +57,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--implementations",
         nargs="+",
         metavar="NAME",
-        help=f"of mla_decode: cuda, cuda:generic, cpu, xla, ..., or '{EINSUM}' (default: the best, xla and that)",
+        help=f"of mla_decode: cuda, cuda:generic, cpu, xla, ..., or '{EINSUM}' (default: the best, xla and that); "
+        "xla and that for the first dtype alone",
     )
     parser.add_argument("--peers", type=Path, metavar="DIR", help=f"what imports the peers (default {PEERS})")
     parser.add_argument("--repeats", type=int, default=4, metavar="N", help="of each time; the median counts")
     parser.add_argument("--seconds", type=float, default=0.02, metavar="S", help="of each repeat (default 0.02)")
+    parser.add_argument("--time-limit", type=float, metavar="S", help="start no cell after this many seconds")
     parser.add_argument("--no-ceilings", action="store_true", help="do not measure the machine's ceilings")
     parser.add_argument("--host", action="store_true", help="also what calls and steps cost the host")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows")
@@ -141,20 +144,32 @@ def run(arguments: argparse.Namespace) -> Results:
     wanted = cells(arguments)
     gpu = dispatch.default_platform() != "cpu"
     results = Results(_device(), "T" if gpu else "G")
+    started = time.perf_counter()
+
+    def elapsed() -> float:
+        return time.perf_counter() - started
+
     progress(f"{results.device}: {len(wanted)} cells")
     peers = _peers(arguments.peers, results.notes) if gpu else {}
     if not gpu:
         results.notes.append("peers: none runs on a CPU")
-    jobs = [_Job(cell, arguments.implementations, gpu, results.notes) for cell in wanted]
+    names = arguments.implementations or [None, dispatch.XLA, EINSUM]
+    jobs = []
+    for cell in wanted:
+        own = [name for name in names if cell.dtype == arguments.dtype[0] or name not in (dispatch.XLA, EINSUM)]
+        jobs.append(_Job(cell, own, gpu, results.notes))
     _compile([step for job in jobs for step in job.to_compile()])
     if not arguments.no_ceilings:
-        progress("ceilings")
+        progress(f"ceilings, {elapsed():.0f} s")
         results.ceilings += ceilings.measure(gpu, arguments.seconds)
     for number, job in enumerate(jobs, 1):
-        progress(f"[{number}/{len(jobs)}] {job.cell}")
+        progress(f"[{number}/{len(jobs)}] {job.cell}, {elapsed():.0f} s")
+        if arguments.time_limit is not None and elapsed() > arguments.time_limit:
+            results.notes.append(f"time limit: not measured from cell {number} on: {job.cell}")
+            break
         results.rows += job.measure(arguments, peers, results.notes)
     if arguments.host:
-        progress("host")
+        progress(f"host, {elapsed():.0f} s")
         results.host += host.measure()
     report.end_progress()
     return results
@@ -176,24 +191,26 @@ def _device() -> str:
 class _Job:
     """One cell: what is compiled for it, and its measurement."""
 
-    def __init__(self, cell: Cell, implementations: Sequence[str] | None, gpu: bool, notes: list[str]) -> None:
+    def __init__(self, cell: Cell, implementations: Sequence[str | None], gpu: bool, notes: list[str]) -> None:
         self.cell = cell
         count = copies(cell, 240e6 if gpu else 64e6, least=3 if gpu else 1)
-        self.shapes = inputs.abstract(cell, count)
+        # Between two runs a GPU waits for a graph's launch, some 20 us: many calls a run make that small.
+        self.shapes = inputs.abstract(cell, count, max(count, 48) if gpu else count)
+        # Calls of XLA's are longer, and each takes its time to compile.
+        self.few = min(max(3, round(1.5e9 / cell.bytes)), 16) if gpu else 1
         self.programs: list[programs.Program] = []
         self.with_plan: dict[str, programs.Program] = {}
-        for name in implementations or (None, dispatch.XLA, EINSUM):
-            self._add(name, count, notes)
+        for name in implementations:
+            self._add(name, notes)
         self.fill: Any = None
         self.truth: Any = None
 
-    def _add(self, name: str | None, count: int, notes: list[str]) -> None:
-        few = min(count, 3)  # XLA's calls take long enough
+    def _add(self, name: str | None, notes: list[str]) -> None:
         if name == EINSUM:
-            self.programs.append(programs.gather_einsum(EINSUM, few, self.shapes))
+            self.programs.append(programs.gather_einsum(EINSUM, self.few, self.shapes))
             return
         if name == dispatch.XLA:
-            self.programs.append(programs.decode(name, name, few, self.shapes))
+            self.programs.append(programs.decode(name, name, self.few, self.shapes))
             return
         choice = self._choice(name)
         if choice.row is None:
@@ -202,8 +219,9 @@ class _Job:
                 notes.append(note)
             return
         label = name if name and ":" in name else choice.implementation
-        self.programs.append(programs.decode(label, name, count, self.shapes))
-        self.with_plan[label] = programs.plan_and_decode(label, name, min(count, 32), self.shapes)
+        calls = self.shapes.calls
+        self.programs.append(programs.decode(label, name, calls, self.shapes))
+        self.with_plan[label] = programs.plan_and_decode(label, name, min(calls, 64), self.shapes)
 
     def _choice(self, name: str | None) -> dispatch.Choice:
         q_dtype, cache_dtype = DTYPES[self.cell.dtype]

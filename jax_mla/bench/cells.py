@@ -104,5 +104,5 @@ TABLES = {
 
 
 def copies(cell: Cell, working_set: float, least: int) -> int:
-    """Caches that a program goes through in turn, so that none is found in a cache of the processor."""
+    """Caches that a program goes through in turn, so that no call finds its keys in a cache of the processor."""
     return max(least, math.ceil(working_set / cell.bytes))

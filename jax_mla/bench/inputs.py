@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_mla import reference
+from jax_mla import dispatch, reference
 from jax_mla.bench.cells import DTYPES, WIDTH, Cell
 
 SCALE = 192**-0.5
@@ -22,10 +22,12 @@ class Inputs:
     """q [B, Q, H, 576], cache [copies, pages, P, 576], page_table [B, max_pages], kv_lens [B].
 
     Each copy of the cache has values of its own. Pages are scattered; those that no sequence owns hold NaN. scales:
-    q_scale and k_scale where the cell's dtypes are fp8, else empty.
+    q_scale and k_scale where the cell's dtypes are fp8, else empty. calls: how often a contestant goes to work in a
+    run, over copy i % copies in call i.
     """
 
     cell: Cell
+    calls: int
     q: jax.Array
     cache: jax.Array
     page_table: jax.Array
@@ -52,12 +54,13 @@ def scales(cell: Cell) -> dict[str, Any]:
     return {name: np.float32(value) for (name, value), dtype in kinds if jnp.dtype(dtype).itemsize == 1}
 
 
-def abstract(cell: Cell, copies: int) -> Inputs:
+def abstract(cell: Cell, copies: int, calls: int) -> Inputs:
     """Shapes and dtypes alone."""
     q_dtype, cache_dtype = DTYPES[cell.dtype]
     table, pages = _page_table(cell)
     return Inputs(
         cell,
+        calls,
         jax.ShapeDtypeStruct((cell.batch, cell.queries, cell.heads, WIDTH), q_dtype),
         jax.ShapeDtypeStruct((copies, pages, cell.page_size, WIDTH), cache_dtype),
         jax.ShapeDtypeStruct(table.shape, jnp.int32),
@@ -113,11 +116,12 @@ def _owned(cell: Cell, table: np.ndarray) -> np.ndarray:
 
 def lower_truth(shapes: Inputs) -> jax.stages.Lowered:
     """The reference in float64 over the first copy of the cache: its compiled form gives out [B, Q, H, 512]."""
+    # XLA would try many algorithms for each product, which takes longer than the products.
+    options = {"xla_gpu_autotune_level": 0} if dispatch.default_platform() == "cuda" else {}
     run = functools.partial(reference.mla_decode, scale=SCALE, compute_dtype=jnp.float64, out_dtype=jnp.float64)
     with jax.enable_x64(True):
-        return jax.jit(lambda *arrays, **scales: run(*arrays, layer=0, **scales)[0]).lower(
-            shapes.q, shapes.cache, shapes.page_table, shapes.kv_lens, **shapes.scales
-        )
+        jitted = jax.jit(lambda *arrays, **scales: run(*arrays, layer=0, **scales)[0], compiler_options=options)
+        return jitted.lower(*shapes.operands, **shapes.scales)
 
 
 def relative_error(out: Any, exact: np.ndarray) -> float:

@@ -1,8 +1,8 @@
 """What is timed: jitted programs of many decode calls, each over a cache of its own.
 
 A program's calls follow each other on the device without the host between them. On a GPU they are one captured graph:
-their addresses stay, since the results of one execution are donated to the next. Nothing can be dropped or shared,
-because every call has another cache and all results are returned.
+their addresses stay, since the results of one execution are donated to the next. Nothing is dropped, since all results
+are returned, or shared, since every call has another cache or another array of lengths.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from jax_mla.decode import mla_decode, plan_decode
 # XLA captures from this many operations in a row on; its default is 5.
 GRAPHS = {"xla_gpu_graph_min_graph_size": 1}
 
-Call = Callable[[int, Inputs, Any], tuple[jax.Array, ...]]
+Call = Callable[[Inputs, Any, int], tuple[jax.Array, ...]]
 
 
 def compiler_options() -> dict[str, Any]:
@@ -37,7 +37,7 @@ class Program:
 
     name: str
     calls: int
-    prepare: Callable[[Inputs], Any]
+    arguments: Callable[[Inputs], tuple[Any, ...]]
     jitted: Any
     lowered_for: tuple[Any, ...]
     compiled: Any = None
@@ -49,7 +49,7 @@ class Program:
 
     def start(self, inputs: Inputs) -> None:
         """Binds the arrays; results start as zeros."""
-        self.operands = (inputs.operands, inputs.scales, self.prepare(inputs))
+        self.operands = self.arguments(inputs)
         self.results = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), self.lowered_for[0])
 
     def seconds(self, runs: int) -> float:
@@ -70,26 +70,39 @@ class Program:
         self.operands, self.results = (), None
 
 
-def _program(name: str, calls: int, call: Call, prepare: Callable[[Inputs], Any], shapes: Inputs) -> Program:
-    def run(results, operands, scales, extra):
-        del results
-        inputs = dataclasses.replace(shapes, **dict(zip(_OPERANDS, operands, strict=True)), scales=scales)
-        return tuple(call(i, inputs, extra) for i in range(calls))
+def _program(
+    name: str, calls: int, call: Call, prepare: Callable[[Inputs], Any], shapes: Inputs, calls_a_length: int
+) -> Program:
+    """`call(inputs, extra, layer)`, `calls` times; `extra` is what `prepare` makes of the inputs beforehand.
 
-    operands, extra = shapes.operands, jax.eval_shape(prepare, shapes)
-    results = jax.eval_shape(functools.partial(run, None), operands, shapes.scales, extra)
+    calls_a_length: calls that share an array of lengths. All of these arrays hold the same.
+    """
+
+    def run(results, operands, scales, lens, extra):
+        del results
+        q, cache, page_table, _ = operands
+        fixed = dataclasses.replace(shapes, q=q, cache=cache, page_table=page_table, scales=scales)
+        each = [dataclasses.replace(fixed, kv_lens=n) for n in lens]
+        return tuple(call(each[i // calls_a_length], extra, i % fixed.copies) for i in range(calls))
+
+    def arguments(inputs: Inputs) -> tuple[Any, ...]:
+        lens = tuple(jnp.copy(inputs.kv_lens) for _ in range(-(-calls // calls_a_length)))
+        return inputs.operands, inputs.scales, lens, prepare(inputs)
+
+    given = jax.eval_shape(arguments, shapes)
+    results = jax.eval_shape(functools.partial(run, None), *given)
     jitted = jax.jit(run, donate_argnums=0, keep_unused=True, compiler_options=compiler_options())
-    return Program(name, calls, prepare, jitted, (results, operands, shapes.scales, extra))
+    return Program(name, calls, arguments, jitted, (results, *given))
 
 
 _OPERANDS = ("q", "cache", "page_table", "kv_lens")
-jax.tree_util.register_dataclass(Inputs, data_fields=[*_OPERANDS, "scales"], meta_fields=["cell"])
+jax.tree_util.register_dataclass(Inputs, data_fields=[*_OPERANDS, "scales"], meta_fields=["cell", "calls"])
 
 
-def _plan(implementation: str | None, inputs: Inputs, kv_lens: jax.Array) -> Any:
+def _plan(implementation: str | None, inputs: Inputs) -> Any:
     cell = inputs.cell
     return plan_decode(
-        kv_lens,
+        inputs.kv_lens,
         num_heads=cell.heads,
         cache=inputs.cache,
         q_len=cell.queries,
@@ -101,42 +114,35 @@ def _plan(implementation: str | None, inputs: Inputs, kv_lens: jax.Array) -> Any
 def decode(name: str, implementation: str | None, calls: int, shapes: Inputs) -> Program:
     """mla_decode with a plan that was made before, as all layers of a step but the first have it."""
 
-    def call(i: int, inputs: Inputs, plan: Any) -> tuple[jax.Array, jax.Array]:
+    def call(inputs: Inputs, plan: Any, layer: int) -> tuple[jax.Array, jax.Array]:
         return mla_decode(
-            *inputs.operands, layer=i, scale=SCALE, plan=plan, implementation=implementation, **inputs.scales
+            *inputs.operands, layer=layer, scale=SCALE, plan=plan, implementation=implementation, **inputs.scales
         )
 
-    def prepare(inputs: Inputs) -> Any:
-        return _plan(implementation, inputs, inputs.kv_lens)
-
-    return _program(name, calls, call, prepare, shapes)
+    return _program(name, calls, call, lambda inputs: _plan(implementation, inputs), shapes, shapes.copies)
 
 
 def plan_and_decode(name: str, implementation: str | None, calls: int, shapes: Inputs) -> Program:
-    """plan_decode and mla_decode in turn: each call has an array of lengths of its own, all of the same values."""
+    """plan_decode and mla_decode in turn; each call has lengths of its own, so that XLA cannot share a plan."""
 
-    def call(i: int, inputs: Inputs, kv_lens: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
-        plan = _plan(implementation, inputs, kv_lens[i])
-        q, cache, table, _ = inputs.operands
+    def call(inputs: Inputs, _: Any, layer: int) -> tuple[jax.Array, jax.Array]:
+        plan = _plan(implementation, inputs)
         return mla_decode(
-            q, cache, table, kv_lens[i], layer=i, scale=SCALE, plan=plan, implementation=implementation, **inputs.scales
+            *inputs.operands, layer=layer, scale=SCALE, plan=plan, implementation=implementation, **inputs.scales
         )
 
-    def prepare(inputs: Inputs) -> tuple[jax.Array, ...]:
-        return tuple(jnp.copy(inputs.kv_lens) for _ in range(calls))
-
-    return _program(name, calls, call, prepare, shapes)
+    return _program(name, calls, call, lambda inputs: None, shapes, calls_a_length=1)
 
 
 def gather_einsum(name: str, calls: int, shapes: Inputs) -> Program:
     """What a user writes without this library: pages gathered, two einsums in the queries' dtype, a softmax in fp32."""
 
-    def call(i: int, inputs: Inputs, _: Any) -> tuple[jax.Array]:
+    def call(inputs: Inputs, _: Any, layer: int) -> tuple[jax.Array]:
         q, cache, table, kv_lens = inputs.operands
         tokens = table.shape[1] * cache.shape[2]
         dtype = jnp.bfloat16 if q.dtype.itemsize == 1 else q.dtype
         q_scale, k_scale = (inputs.scales.get(name, 1.0) for name in ("q_scale", "k_scale"))
-        rows = cache[i, table].reshape(table.shape[0], tokens, -1).astype(dtype)
+        rows = cache[layer, table].reshape(table.shape[0], tokens, -1).astype(dtype)
         scores = jnp.einsum("bqhd,bnd->bqhn", q.astype(dtype), rows, preferred_element_type=jnp.float32)
         keys, last = jnp.arange(tokens), kv_lens[:, None] - q.shape[1] + jnp.arange(q.shape[1])
         visible = keys <= last[:, :, None, None]
@@ -144,4 +150,4 @@ def gather_einsum(name: str, calls: int, shapes: Inputs) -> Program:
         out = jnp.einsum("bqhn,bnl->bqhl", weights.astype(dtype), rows[..., :LATENT])
         return ((out.astype(jnp.float32) * k_scale).astype(dtype),)
 
-    return _program(name, calls, call, lambda inputs: None, shapes)
+    return _program(name, calls, call, lambda inputs: None, shapes, shapes.copies)
