@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from .replay import Replay, replay, tensor
+from .replay import Replay, Shared
 
 LATENT, ROPE = 512, 64
 
@@ -42,9 +42,10 @@ def make(inputs: Any) -> Replay:
     cell = inputs.cell
     if cell.dtype not in ("bf16", "fp16"):
         raise NotImplementedError(f"it takes the latent part apart in bf16 and fp16, not in {cell.dtype}")
-    q, table, kv_lens = (tensor(x) for x in (inputs.q, inputs.page_table, inputs.kv_lens))
+    shared = Shared()
+    q, table, kv_lens = (shared(x) for x in (inputs.q, inputs.page_table, inputs.kv_lens))
     q = q.flatten(0, 1)
-    caches = tensor(inputs.cache).unsqueeze(3)  # [copies, pages, P, 1, 576]: one head of keys
+    caches = shared(inputs.cache).unsqueeze(3)  # [copies, pages, P, 1, 576]: one head of keys
     cu_q_lens = torch.arange(0, len(q) + 1, cell.queries, dtype=torch.int32, device=q.device)
     longest = int(kv_lens.max())
     no = None
@@ -64,4 +65,4 @@ def make(inputs: Any) -> Replay:
             1, 0, no,  # context parallelism
         )[0]  # fmt: skip
 
-    return replay("fa3", inputs, call)
+    return Replay("fa3", inputs, shared, call)

@@ -11,20 +11,33 @@ import numpy as np
 import torch
 
 
-def tensor(x: jax.Array) -> torch.Tensor:
-    """The same memory as a PyTorch tensor; fp8, which DLPack does not carry everywhere, from a copy of its bytes."""
-    jax.block_until_ready(x)
-    if x.dtype.itemsize > 1:
-        return torch.from_dlpack(x)
-    raw = jax.block_until_ready(jax.lax.bitcast_convert_type(x, jnp.uint8))
-    return torch.from_dlpack(raw).view(torch.float8_e4m3fn)
+class Shared:
+    """JAX's arrays as PyTorch tensors over the same memory.
+
+    fp8, which DLPack does not carry everywhere, is shared from a copy of its bytes. The arrays are kept here: results
+    from copies that nothing else held were garbage.
+    """
+
+    def __init__(self) -> None:
+        self._arrays: list[jax.Array] = []
+
+    def __call__(self, x: jax.Array) -> torch.Tensor:
+        is_fp8 = x.dtype.itemsize == 1
+        array = jax.block_until_ready(jax.lax.bitcast_convert_type(x, jnp.uint8) if is_fp8 else x)
+        self._arrays.append(array)
+        shared = torch.from_dlpack(array)
+        return shared.view(torch.float8_e4m3fn) if is_fp8 else shared
 
 
 class Replay:
-    """`calls` calls of `call(i)`, each giving out [B, Q, H, 512] or [T, H, 512]."""
+    """As many calls as jax_mla's programs have, over the copies of the cache in turn.
 
-    def __init__(self, name: str, calls: int, call: Callable[[int], torch.Tensor], shape: tuple[int, ...]) -> None:
-        self.name, self.calls, self._shape = name, calls, shape
+    call: a copy's number -> out, [B, Q, H, 512] or [T, H, 512].
+    """
+
+    def __init__(self, name: str, inputs: Any, shared: Shared, call: Callable[[int], torch.Tensor]) -> None:
+        self.name, self.calls, self._shape = name, inputs.calls, (*inputs.q.shape[:-1], 512)
+        self._shared = shared
         torch.cuda.synchronize()
         stream = torch.cuda.Stream()
         with torch.cuda.stream(stream):
@@ -34,8 +47,8 @@ class Replay:
             self._graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
                 self._out = call(0)
-                for i in range(1, calls):
-                    call(i)
+                for i in range(1, self.calls):
+                    call(i % inputs.copies)
         torch.cuda.synchronize()
 
     def seconds(self, runs: int) -> float:
@@ -49,8 +62,3 @@ class Replay:
 
     def out(self) -> np.ndarray:
         return self._out.float().cpu().numpy().reshape(self._shape)
-
-
-def replay(name: str, inputs: Any, call: Callable[[int], torch.Tensor]) -> Replay:
-    """Of a cell's inputs: as many calls as jax_mla's programs have, over the copies of the cache in turn."""
-    return Replay(name, inputs.calls, lambda i: call(i % inputs.copies), (*inputs.q.shape[:-1], 512))

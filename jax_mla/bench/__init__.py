@@ -14,6 +14,7 @@ import dataclasses
 import importlib.util
 import itertools
 import json
+import math
 import os
 import platform
 import sys
@@ -45,7 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ):
         shape.add_argument(f"--{name}", type=int, nargs="+", metavar="N", help=text)
     shape.add_argument("--lengths", nargs="+", choices=LENGTHS, help="how the tokens are spread (default even)")
-    shape.add_argument("--table", nargs="+", choices=tuple(TABLES), help="instead: tables of cells")
+    shape.add_argument(
+        "--table", nargs="+", choices=tuple(TABLES), help="instead: tables of cells; uneven has the first dtype alone"
+    )
     parser.add_argument(
         "--dtype",
         nargs="+",
@@ -102,7 +105,8 @@ def records(results: Results) -> list[dict[str, Any]]:
     ]
     for r in results.rows:
         row = {"op": "mla_decode", "cell": r.cell.key, "dtype": r.cell.dtype, "implementation": r.implementation}
-        row |= {"us": r.us, "TBps": r.TBps, "TFLOPs": r.TFLOPs, "error": r.error}
+        error = r.error if math.isfinite(r.error) else None
+        row |= {"us": r.us, "TBps": r.TBps, "TFLOPs": r.TFLOPs, "error": error}
         row |= {"plan_us": r.plan_us} if r.plan_us is not None else {}
         row |= {"page_size": r.cell.page_size} if r.cell.page_size != 64 else {}
         rows.append(row | {"spread": r.spread, "repeats": r.repeats})
@@ -130,9 +134,15 @@ def cells(arguments: argparse.Namespace) -> list[Cell]:
         wanted = default | given
         shapes = [Cell(**dict(zip(wanted, values, strict=True))) for values in itertools.product(*wanted.values())]
     else:
-        names = arguments.table or ["small" if dispatch.default_platform() == "cpu" else "dense"]
-        shapes = [cell for name in names for cell in TABLES[name]]
-    return [dataclasses.replace(cell, dtype=dtype) for dtype in arguments.dtype for cell in shapes]
+        shapes = []
+        for name in arguments.table or ["small" if dispatch.default_platform() == "cpu" else "dense"]:
+            shapes += TABLES[name]
+    return [
+        dataclasses.replace(cell, dtype=dtype)
+        for number, dtype in enumerate(arguments.dtype)
+        for cell in shapes
+        if given or number == 0 or cell not in TABLES["uneven"]
+    ]
 
 
 def run(arguments: argparse.Namespace) -> Results:
@@ -193,8 +203,9 @@ class _Job:
 
     def __init__(self, cell: Cell, implementations: Sequence[str | None], gpu: bool, notes: list[str]) -> None:
         self.cell = cell
-        count = copies(cell, 240e6 if gpu else 64e6, least=3 if gpu else 1)
-        # Between two runs a GPU waits for a graph's launch, some 20 us: many calls a run make that small.
+        # Several times an H200's L2; on a CPU, where a call is long, as much as compiles quickly.
+        count = copies(cell, 240e6, least=3) if gpu else min(copies(cell, 64e6, least=1), 16)
+        # Many calls a run, so that the launch of a graph is little beside it.
         self.shapes = inputs.abstract(cell, count, max(count, 48) if gpu else count)
         # Calls of XLA's are longer, and each takes its time to compile.
         self.few = min(max(3, round(1.5e9 / cell.bytes)), 16) if gpu else 1
@@ -255,7 +266,8 @@ class _Job:
             try:
                 contestants.append(make(data))
             except NotImplementedError as error:
-                notes.append(f"{self.cell}: {name}: {error}")
+                if (note := f"{name}: {error}") not in notes:
+                    notes.append(note)
         times = timing.take_turns(contestants, arguments.repeats, arguments.seconds)
         planned = {c.name: t.us for c, t in zip(contestants, times, strict=True) if c in self.with_plan.values()}
         rows = [

@@ -1,0 +1,275 @@
+"""The benchmark: what it counts, that its programs compute what they are timed for, its output, and its verdict."""
+
+import dataclasses
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import oracle
+import pytest
+
+from jax_mla import bench
+from jax_mla.__main__ import main
+from jax_mla.bench import ceilings, inputs, programs, report, timing
+from jax_mla.bench.cells import TABLES, TOLERANCES, Cell
+
+ROOT = Path(__file__).parent.parent
+SMALL = ["--batch", "2", "--tokens", "100", "--heads", "3", "--repeats", "2", "--seconds", "0.001"]
+
+
+def small_inputs(cell, copies=3, calls=5):
+    shapes = inputs.abstract(cell, copies, calls)
+    return shapes, inputs.make(shapes, inputs.random_arrays(shapes))
+
+
+def exact(data, layer):
+    return oracle.decode(
+        np.asarray(data.q),
+        np.asarray(data.cache[layer]),
+        np.asarray(data.page_table),
+        np.asarray(data.kv_lens),
+        scale=inputs.SCALE,
+        **{name: np.asarray(x) for name, x in data.scales.items()},
+    )[0]
+
+
+def test_bytes_and_flops():
+    cell = Cell(128, 4096, 24, 2)
+    assert cell.bytes == 128 * 4096 * 1152 + 128 * 2 * 24 * (1152 + 1024)
+    assert cell.flops == 2 * 128 * 4096 * 24 * 2 * 1088
+    assert dataclasses.replace(cell, dtype="fp8-cache").bytes == 128 * 4096 * 576 + 128 * 2 * 24 * (1152 + 1024)
+    assert dataclasses.replace(cell, dtype="fp8").bytes == 128 * 4096 * 576 + 128 * 2 * 24 * (576 + 1024)
+
+
+def test_uneven_lengths_and_their_even_twins():
+    normal, twin = TABLES["uneven"][0], TABLES["uneven"][1]
+    assert 3500 < normal.kv_lens.mean() < 4700
+    assert normal.kv_lens.std() > 1500
+    assert normal.kv_lens.min() >= 1
+    long = TABLES["uneven"][4]
+    assert sorted(long.kv_lens)[-2:] == [1024, 100_000]
+    for uneven, even in zip(TABLES["uneven"][::2], TABLES["uneven"][1::2], strict=True):
+        assert even.lengths == "even"
+        assert abs(int(even.kv_lens.sum()) - int(uneven.kv_lens.sum())) <= uneven.batch // 2
+    assert twin.key == [128, twin.tokens, 128, 1]
+    assert normal.key == [128, 4096, 128, 1, "normal"]
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCES))
+def test_inputs_and_truth(dtype):
+    """NaN in exactly the pages that no sequence owns; the truth is the tests' own oracle."""
+    cell = Cell(3, 150, 4, 2, dtype=dtype, lengths="normal")
+    shapes, data = small_inputs(cell)
+    counts = -(-cell.kv_lens // 64)
+    owned = np.concatenate([row[:n] for row, n in zip(np.asarray(data.page_table), counts, strict=True)])
+    assert len(set(owned)) == len(owned)
+    is_nan = np.isnan(np.asarray(data.cache).astype(np.float32))
+    assert is_nan.all(axis=(0, 2, 3)).sum() == inputs.POISONED_PAGES
+    assert not is_nan[:, owned].any()
+    truth = inputs.lower_truth(shapes).compile()(*data.operands, **data.scales)
+    np.testing.assert_allclose(np.asarray(truth), exact(data, 0), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp8-cache", "fp8"])
+def test_every_call_of_a_program_has_a_cache_of_its_own(dtype):
+    shapes, data = small_inputs(Cell(2, 130, 4, 2, dtype=dtype))
+    wanted = [exact(data, layer) for layer in range(data.copies)]
+    for program in (
+        programs.decode("", "cpu", 5, shapes),
+        programs.plan_and_decode("", "cpu", 5, shapes),
+        programs.decode("", "xla", 2, shapes),
+        programs.gather_einsum("", 2, shapes),
+    ):
+        program.compiled = program.lower().compile()
+        program.start(data)
+        assert program.seconds(2) > 0
+        assert len(program.results) == program.calls
+        for i, result in enumerate(program.results):
+            assert inputs.relative_error(result[0], wanted[i % data.copies]) < TOLERANCES[dtype]
+        assert program.out() is program.results[0][0]
+
+
+def test_contestants_take_turns():
+    log = []
+
+    class Fake:
+        calls = 4
+
+        def __init__(self, name, seconds):
+            self.name, self._seconds = name, seconds
+
+        def seconds(self, runs):
+            log.append((self.name, runs))
+            return self._seconds.pop() * runs
+
+        def out(self):
+            return None
+
+    a = Fake("a", [0.004, 0.002, 0.003, 0.01, 9.0])  # from the end: a warm-up, one run, then the repeats
+    b = Fake("b", [0.02, 0.02, 0.02, 0.02, 9.0])
+    found = timing.take_turns([a, b], repeats=3, seconds=0.02)
+    assert log == [("a", 3), ("a", 1), ("b", 3), ("b", 1)] + [
+        (name, {"a": 2, "b": 1}[name]) for name in ("a", "b", "b", "a", "a", "b")
+    ]
+    assert found[0].us == pytest.approx(0.003 / 4 * 1e6)
+    assert found[0].spread == pytest.approx(2 / 3)
+    assert found[1] == timing.Timing(pytest.approx(5000), 0)
+
+
+def test_floor():
+    measured = [
+        ceilings.Ceiling("copy", 1, 1.0, TBps=4.0),
+        ceilings.Ceiling("read", 1, 1.0, TBps=4.5),
+        ceilings.Ceiling("matmul bf16", 1, 1.0, TFLOPs=800.0),
+        ceilings.Ceiling("matmul fp8", 1, 1.0, TFLOPs=1600.0),
+    ]
+    assert ceilings.floor_us(4_500_000, 1, "bf16", measured) == pytest.approx(1)
+    assert ceilings.floor_us(1, 1_600_000_000, "fp8-cache", measured) == pytest.approx(2)
+    assert ceilings.floor_us(1, 1_600_000_000, "fp8", measured) == pytest.approx(1)
+    assert ceilings.floor_us(1, 1, "bf16", []) is None
+
+
+def test_bench_as_a_user_runs_it(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(bench.host, "LAYERS", 2)
+    monkeypatch.setattr(bench.host, "REPEATS", 3)
+    rows, plot = tmp_path / "rows.jsonl", tmp_path / "plot.png"
+    arguments = [*SMALL, "--dtype", "bf16", "fp8", "--host", "--json", str(rows), "--plot", str(plot)]
+    assert main(["bench", *arguments]) == 0
+    captured = capsys.readouterr()
+    best = re.escape(bench.dispatch.explain(num_heads=3).implementation)
+    for pattern in (
+        rf"^2 x 100, 3 heads x 1, bf16 +{best} +[\d.]+ +[\d.]+% +-?[\d.]+ ",
+        r"^ +xla +[\d.]+ ",
+        r"^ +gather \+ einsum +[\d.]+ ",
+        rf"^2 x 100, 3 heads x 1, fp8 +{best} ",
+        r"^ceilings: copy [\d.]+ GB/s, read [\d.]+ GB/s, matmul bf16 [\d.]+ GFLOP/s$",
+        r"^step of 2 layers +\d+ +\d+$",
+    ):
+        assert re.search(pattern, captured.out, re.MULTILINE), pattern
+    assert "[2/2] 2 x 100, 3 heads x 1, fp8, " in captured.err
+    kept = [json.loads(line) for line in rows.read_text().splitlines()]
+    decodes = [row for row in kept if row["op"] == "mla_decode"]
+    assert [row["cell"] for row in decodes] == [[2, 100, 3, 1]] * 4
+    assert all(0 < row["error"] < TOLERANCES[row["dtype"]] and row["us"] > 0 for row in decodes)
+    assert [row["op"] for row in kept if row["implementation"] == "ceiling"] == ["copy", "read", "matmul bf16"]
+    assert plot.exists() or "matplotlib is not installed" in captured.out
+
+
+def test_wrong_values_are_found(monkeypatch, capsys):
+    decode = programs.mla_decode
+    monkeypatch.setattr(programs, "mla_decode", lambda *a, **k: [x * 1.05 for x in decode(*a, **k)])
+    assert main(["bench", *SMALL, "--no-ceilings", "--implementations", "cpu"]) == 1
+    captured = capsys.readouterr()
+    assert re.search(r"^WRONG: 2 x 100, 3 heads x 1, bf16, cpu.*: error [45].\d+e-02$", captured.err, re.MULTILINE)
+    assert "of floor" in captured.out
+
+
+def test_nan_is_wrong_and_kept_as_null():
+    row = report.Row(Cell(1, 1, 1), "cpu:portable", 1.0, 0.0, 1, float("nan"))
+    results = report.Results("", "G", [row])
+    assert bench.verdict(results) == 1
+    assert bench.records(results)[0]["error"] is None
+    assert bench.verdict(report.Results("", "G", [dataclasses.replace(row, implementation="fa3")])) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--table", "small", "--batch", "1"], "--table and --batch are given; expected one or the other"),
+        (["--repeats", "0"], "--repeats is 0; it has to be at least 1"),
+        (["--heads", "0"], "heads is 0; it has to be at least 1"),
+        (["--heads", "129", "--implementations", "xla"], "num_heads|heads"),
+        (["--implementations", "gpu"], "implementation is 'gpu'; expected None, "),
+    ],
+)
+def test_bad_arguments(arguments, message, capsys):
+    assert main(["bench", "--no-ceilings", *arguments]) == 2
+    assert re.search(f"python -m jax_mla: .*({message})", capsys.readouterr().err)
+
+
+def test_what_is_left_out_is_named(capsys):
+    arguments = ["--batch", "1", "2", "--tokens", "64", "--heads", "2", "--no-ceilings", "--repeats", "1"]
+    assert main(["bench", *arguments, "--implementations", "cpu:none", "cpu", "--time-limit", "0"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^bf16: cpu:none: no variant 'none' for mla_decode on this machine", out, re.MULTILINE)
+    assert "time limit: not measured from cell 1 on: 1 x 64, 2 heads x 1, bf16" in out
+
+
+def parse(*arguments):
+    parser = bench.argparse.ArgumentParser()
+    bench.add_arguments(parser)
+    return parser.parse_args(arguments)
+
+
+def test_cells_that_arguments_ask_for():
+    two = bench.cells(parse("--batch", "1", "3", "--page-size", "16", "--dtype", "fp16"))
+    assert two == [Cell(b, 4096, 24, dtype="fp16", page_size=16) for b in (1, 3)]
+    both = bench.cells(parse("--table", "dense", "uneven", "--dtype", "bf16", "fp8"))
+    assert len(both) == 2 * len(TABLES["dense"]) + len(TABLES["uneven"])
+    assert [cell.lengths for cell in both if cell.dtype == "fp8"] == ["even"] * len(TABLES["dense"])
+
+
+PEER = """
+def find():
+    return {"double": Double}, {"absent": "no such module"}
+
+class Double:
+    calls = 1
+
+    def __init__(self, inputs):
+        if inputs.cell.queries > 1:
+            raise NotImplementedError("it takes one query")
+        self.name, self.shape = "double", (*inputs.q.shape[:-1], 512)
+
+    def seconds(self, runs):
+        return 1e-3 * runs
+
+    def out(self):
+        import numpy
+        return numpy.ones(self.shape)
+"""
+
+
+def test_a_peer_beside_us(tmp_path):
+    (tmp_path / "__init__.py").write_text(PEER)
+    notes = []
+    peers = bench._peers(tmp_path, notes)
+    assert notes == ["peers left out: absent: no such module"]
+    arguments = parse(*SMALL[-4:], "--implementations", "cpu")
+    for queries in (1, 2):
+        job = bench._Job(Cell(2, 70, 2, queries), ["cpu"], False, notes)
+        bench._compile(job.to_compile())
+        rows = job.measure(arguments, peers, notes)
+        assert [row.implementation for row in rows[1:]] == ["double"] * (queries == 1)
+    assert rows[0].error < 1e-2
+    assert notes[1:] == ["double: it takes one query"]
+
+
+def test_absent_peers_are_named(tmp_path):
+    notes = []
+    assert bench._peers(tmp_path, notes) == {}
+    assert re.match(rf"peers: none, {tmp_path} is not here", notes[0])
+    if importlib.util.find_spec("torch") is None:
+        notes.clear()
+        assert bench._peers(ROOT / "benchmarks" / "peers", notes) == {}
+        assert notes == ["peers left out: flashmla: No module named 'torch'; fa3: No module named 'torch'"]
+
+
+def test_rows_are_appended_by_the_benchmark(tmp_path):
+    """benchmarks/decode.py: one run's rows share an id, the ceilings are rows of their own."""
+    command = [sys.executable, "-P", str(ROOT / "benchmarks" / "decode.py"), *SMALL, "--implementations", "cpu"]
+    environment = os.environ | {"RESULTS": str(tmp_path / "results"), "COMMIT": "abc", "JAX_PLATFORMS": "cpu"}
+    for _ in range(2):
+        subprocess.run(command, env=environment, check=True, capture_output=True, timeout=300, cwd=tmp_path)
+    rows = [json.loads(line) for line in (tmp_path / "results" / "decode.jsonl").read_text().splitlines()]
+    assert [row["op"] for row in rows] == ["copy", "read", "matmul bf16", "mla_decode"] * 2
+    assert [len({row["run"] for row in rows[i : i + 4]}) for i in (0, 4)] == [1, 1]
+    assert rows[0]["run"] != rows[4]["run"]
+    assert {row["commit"] for row in rows} == {"abc"}
+    assert rows[3]["versions"]["jax"] == jax.__version__
