@@ -1,10 +1,10 @@
-"""Writes README.md's generated tables: what is supported where, and the CPU figures.
+"""Writes the generated tables: README.md's of what is supported where and of the CPU, docs/benchmarks.md's of decode.
 
     python docs/tables.py
 
 The first comes from the capability tables of the modules that are built here. Lines that this machine cannot know (of
 a module that is not built, of a CPU variant that does not run here, of another architecture) stay as they are.
-The second comes from each machine's last run in benchmarks/results/cpu.jsonl.
+The others come from each machine's last run in benchmarks/results/cpu.jsonl and decode.jsonl.
 """
 
 import json
@@ -12,12 +12,15 @@ import platform
 from pathlib import Path
 
 from jax_mla import _ffi
+from jax_mla.bench.ceilings import Ceiling, floor_us
 from jax_mla.dispatch import capabilities
 from jax_mla.info import HEADER, Support, compact, support
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
+BENCHMARKS = ROOT / "docs" / "benchmarks.md"
 CPU_RESULTS = ROOT / "benchmarks" / "results" / "cpu.jsonl"
+DECODE_RESULTS = ROOT / "benchmarks" / "results" / "decode.jsonl"
 
 
 def refresh(readme: str) -> str:
@@ -26,6 +29,13 @@ def refresh(readme: str) -> str:
     if CPU_RESULTS.exists():
         readme = _replace(readme, "cpu", lambda _: _cpu_table(CPU_RESULTS.read_text()))
     return readme
+
+
+def refresh_benchmarks(page: str) -> str:
+    """docs/benchmarks.md's text with its table made anew."""
+    if not DECODE_RESULTS.exists():
+        return page
+    return _replace(page, "decode", lambda _: _decode_tables(DECODE_RESULTS.read_text()))
 
 
 def _replace(text: str, name: str, make) -> str:
@@ -109,5 +119,60 @@ def _run_table(rows: list[dict]) -> str:
     return f"{first['device']}; {versions}; {first['date'][:10]}.\n\n" + _markdown(header, lines)
 
 
+PEERS = ("flashmla", "fa3")
+EINSUM = "einsum"
+
+
+def _decode_tables(results: str) -> str:
+    """One table a device, from its last run."""
+    rows = [json.loads(line) for line in results.splitlines()]
+    last_run = {row["device"]: row["run"] for row in rows}
+    return "\n".join(_decode_table([row for row in rows if row["run"] == run]) for run in last_run.values())
+
+
+def _decode_table(rows: list[dict]) -> str:
+    """A line a cell and dtype: the best of ours, with its plan, beside the peers; ratios are to the faster peer."""
+    ceilings = [Ceiling(r["op"], 0, r["us"], r["TBps"], r["TFLOPs"]) for r in rows if r["implementation"] == "ceiling"]
+    cells: dict[tuple, dict[str, dict]] = {}
+    for row in rows:
+        if row["op"] != "mla_decode":
+            continue
+        found = cells.setdefault((row["dtype"], *row["cell"]), {})
+        name = "ours" if row["implementation"].startswith("cuda:") else row["implementation"]
+        if name not in found or row["us"] < found[name]["us"]:
+            found[name] = row
+    header = ("sequences x tokens, heads x queries", "dtype", "floor", "jax_mla", "plan", "FlashMLA", "FA3")
+    header = (*header, "XLA's gather + einsum", "peer / jax_mla", "error")
+    lines = []
+    for (dtype, batch, tokens, heads, queries, *lengths), found in cells.items():
+        any_row = next(iter(found.values()))
+        nbytes, flops = (any_row[unit] * any_row["us"] * 1e6 for unit in ("TBps", "TFLOPs"))
+        floor = floor_us(nbytes, flops, dtype, ceilings)
+        ours = found.get("ours")
+        peers = [found[name]["us"] for name in PEERS if name in found]
+        lines.append(
+            (
+                f"{batch} x {tokens}{''.join(f' {name}' for name in lengths)}, {heads} x {queries}",
+                dtype,
+                _us(floor),
+                f"{ours['us']:.1f} ({ours['implementation'].partition(':')[2]})" if ours else "-",
+                _us(ours and ours["plan_us"]),
+                *(_us(found.get(name) and found[name]["us"]) for name in (*PEERS, EINSUM)),
+                f"{min(peers) / ours['us']:.2f}" if ours and peers else "-",
+                f"{ours['error']:.1e}" if ours else "-",
+            )
+        )
+    first = rows[0]
+    versions = ", ".join(f"{name} {first['versions'][name]}" for name in ("jax", "torch") if name in first["versions"])
+    measured = [f"{c.name} {c.TBps:.2f} TB/s" if c.TBps else f"{c.name} {c.TFLOPs:.0f} TFLOP/s" for c in ceilings]
+    heading = f"{first['device']}; {versions}; {first['date'][:10]}; {', '.join(measured)}."
+    return heading + "\n\n" + _markdown(header, lines)
+
+
+def _us(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
+
+
 if __name__ == "__main__":
+    BENCHMARKS.write_text(refresh_benchmarks(BENCHMARKS.read_text()))
     README.write_text(refresh(README.read_text()))

@@ -88,7 +88,7 @@ def test_bad_arguments(checkpoint, arguments, message, capsys):
 
 def test_help_and_info(capsys):
     assert main([]) == 0
-    assert re.search(r"\n +demo +\S.*\n +info +\S", capsys.readouterr().out)
+    assert re.search(r"\n +demo +\S(.|\n)*\n +info +\S.*\n +bench +\S", capsys.readouterr().out)
     assert main(["info"]) == 0
     out = capsys.readouterr().out
     assert f"jax {jax.__version__}\n" in out

@@ -1,6 +1,7 @@
 """README.md: the usage gives the right values, the generated tables are up to date, the links lead somewhere."""
 
 import importlib.util
+import json
 import re
 from pathlib import Path
 
@@ -40,7 +41,9 @@ def test_usage():
 
 
 def test_tables_are_up_to_date(tables):
+    page = tables.BENCHMARKS.read_text()
     assert tables.refresh(README) == README, "run: python docs/tables.py"
+    assert tables.refresh_benchmarks(page) == page, "run: python docs/tables.py"
 
 
 def test_support_table_names_what_runs_here(tables):
@@ -87,7 +90,34 @@ def test_cpu_figures(tables):
     assert text.endswith("| 4 x 4096, 24 | cpu:avx2 | 3.25 | 5.80 | 263 | 2.1e-03 | 8.2 |\n")
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/design.md"])
+def test_decode_figures(tables):
+    """Of a device the last run alone: the faster of our kernels beside the peers, and a floor from its ceilings."""
+
+    def row(run, op, implementation, us, **fields):
+        heading = {"run": run, "date": "2026-01-02T00:00:00", "device": "NVIDIA H200", "versions": {"jax": "0.11.2"}}
+        return json.dumps(heading | {"op": op, "implementation": implementation, "us": us} | fields)
+
+    def decode(run, implementation, us, **fields):
+        rates = {"TBps": 400 / us, "TFLOPs": 8000 / us, "error": 0.002, "spread": 0.01}
+        return row(run, "mla_decode", implementation, us, cell=[128, 4096, 24, 1], dtype="bf16", **rates, **fields)
+
+    rows = [
+        decode("a", "cuda:sm90", 1.0, plan_us=1.0),
+        row("b", "read", "ceiling", 9.0, cell=[1], TBps=4.0, TFLOPs=0.0),
+        row("b", "matmul bf16", "ceiling", 9.0, cell=[1], TBps=0.0, TFLOPs=800.0),
+        decode("b", "cuda:generic", 170.0, plan_us=9.0),
+        decode("b", "cuda:sm90", 150.0, plan_us=8.0),
+        decode("b", "fa3", 180.0),
+        decode("b", "flashmla", 165.0),
+    ]
+    text = tables._decode_tables("\n".join(rows))
+    assert text.startswith("NVIDIA H200; jax 0.11.2; 2026-01-02; read 4.00 TB/s, matmul bf16 800 TFLOP/s.\n\n| ")
+    line = "| 128 x 4096, 24 x 1 | bf16 | 100.0 | 150.0 (sm90) | 8.0 | 165.0 | 180.0 | - | 1.10 | 2.0e-03 |\n"
+    assert text.endswith(line)
+    assert text.count("\n") == 5
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/design.md", "docs/benchmarks.md"])
 def test_links_and_paths_exist(page):
     """Links, and every path in backticks that names a folder of the repository."""
     text = (ROOT / page).read_text()

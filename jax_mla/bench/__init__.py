@@ -31,7 +31,7 @@ from jax_mla.bench import ceilings, host, inputs, programs, report, timing
 from jax_mla.bench.cells import DTYPES, LENGTHS, TABLES, TOLERANCES, Cell, copies
 from jax_mla.bench.report import Results, Row, progress
 
-EINSUM = "gather + einsum"  # XLA's, beside the reference that "xla" names
+EINSUM = "einsum"  # pages gathered, two einsums: XLA without this library, beside the reference that "xla" names
 PEERS = Path("benchmarks/peers")
 
 
@@ -60,8 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--implementations",
         nargs="+",
         metavar="NAME",
-        help=f"of mla_decode: cuda, cuda:generic, cpu, xla, ..., or '{EINSUM}' (default: the best, xla and that); "
-        "xla and that for the first dtype alone",
+        help=f"of mla_decode: cuda, cuda:generic, cpu, xla, ..., or {EINSUM} for XLA's gather and einsums "
+        "(default: the best, xla and that); both of XLA's for the first dtype alone",
     )
     parser.add_argument("--peers", type=Path, metavar="DIR", help=f"what imports the peers (default {PEERS})")
     parser.add_argument("--repeats", type=int, default=4, metavar="N", help="of each time; the median counts")
@@ -107,7 +107,7 @@ def records(results: Results) -> list[dict[str, Any]]:
         row = {"op": "mla_decode", "cell": r.cell.key, "dtype": r.cell.dtype, "implementation": r.implementation}
         error = r.error if math.isfinite(r.error) else None
         row |= {"us": r.us, "TBps": r.TBps, "TFLOPs": r.TFLOPs, "error": error}
-        row |= {"plan_us": r.plan_us} if r.plan_us is not None else {}
+        row |= {"plan_us": r.plan_us, "with_plan_us": r.with_plan_us} if r.plan_us is not None else {}
         row |= {"page_size": r.cell.page_size} if r.cell.page_size != 64 else {}
         rows.append(row | {"spread": r.spread, "repeats": r.repeats})
     for cost in results.host:
@@ -210,7 +210,7 @@ class _Job:
         # Calls of XLA's are longer, and each takes its time to compile.
         self.few = min(max(3, round(1.5e9 / cell.bytes)), 16) if gpu else 1
         self.programs: list[programs.Program] = []
-        self.with_plan: dict[str, programs.Program] = {}
+        self.parts: dict[tuple[str, str], programs.Program] = {}  # by implementation and what of it
         for name in implementations:
             self._add(name, notes)
         self.fill: Any = None
@@ -232,7 +232,9 @@ class _Job:
         label = name if name and ":" in name else choice.implementation
         calls = self.shapes.calls
         self.programs.append(programs.decode(label, name, calls, self.shapes))
-        self.with_plan[label] = programs.plan_and_decode(label, name, min(calls, 64), self.shapes)
+        few = min(calls, 64)
+        self.parts[label, "plan"] = programs.plan(label, name, few, self.shapes)
+        self.parts[label, "with plan"] = programs.plan_and_decode(label, name, few, self.shapes)
 
     def _choice(self, name: str | None) -> dispatch.Choice:
         q_dtype, cache_dtype = DTYPES[self.cell.dtype]
@@ -254,22 +256,22 @@ class _Job:
         return steps
 
     def _all(self) -> list[programs.Program]:
-        return [*self.programs, *self.with_plan.values()]
+        return [*self.programs, *self.parts.values()]
 
     def measure(self, arguments: argparse.Namespace, peers: dict[str, Any], notes: list[str]) -> list[Row]:
         data = inputs.make(self.shapes, self.fill)
         exact = np.asarray(self.truth(*data.operands, **data.scales))
         for program in self._all():
             program.start(data)
-        contestants: list[timing.Contestant] = [*self._all()]
+        contestants: list[timing.Contestant] = [*self.programs]
         for name, make in peers.items():
             try:
                 contestants.append(make(data))
             except NotImplementedError as error:
                 if (note := f"{name}: {error}") not in notes:
                     notes.append(note)
-        times = timing.take_turns(contestants, arguments.repeats, arguments.seconds)
-        planned = {c.name: t.us for c, t in zip(contestants, times, strict=True) if c in self.with_plan.values()}
+        times = timing.take_turns([*contestants, *self.parts.values()], arguments.repeats, arguments.seconds)
+        parts = {key: time.us for key, time in zip(self.parts, times[len(contestants) :], strict=True)}
         rows = [
             Row(
                 self.cell,
@@ -278,10 +280,10 @@ class _Job:
                 time.spread,
                 arguments.repeats,
                 inputs.relative_error(contestant.out(), exact),
-                planned[contestant.name] - time.us if contestant.name in planned else None,
+                parts.get((contestant.name, "plan")),
+                parts.get((contestant.name, "with plan")),
             )
-            for contestant, time in zip(contestants, times, strict=True)
-            if contestant not in self.with_plan.values()
+            for contestant, time in zip(contestants, times, strict=False)
         ]
         for program in self._all():
             program.stop()

@@ -33,7 +33,7 @@ def compiler_options() -> dict[str, Any]:
 
 @dataclasses.dataclass
 class Program:
-    """One contestant of a cell, or a part of one: `calls` calls a run. `out` is the first call's result."""
+    """One contestant of a cell, or a part of one: `calls` calls a run. `out` is the first call's first result."""
 
     name: str
     calls: int
@@ -120,6 +120,15 @@ def decode(name: str, implementation: str | None, calls: int, shapes: Inputs) ->
         )
 
     return _program(name, calls, call, lambda inputs: _plan(implementation, inputs), shapes, shapes.copies)
+
+
+def plan(name: str, implementation: str | None, calls: int, shapes: Inputs) -> Program:
+    """plan_decode alone."""
+
+    def call(inputs: Inputs, _: Any, layer: int) -> tuple[jax.Array, ...]:
+        return tuple(jax.tree.leaves(_plan(implementation, inputs)))
+
+    return _program(name, calls, call, lambda inputs: None, shapes, calls_a_length=1)
 
 
 def plan_and_decode(name: str, implementation: str | None, calls: int, shapes: Inputs) -> Program:

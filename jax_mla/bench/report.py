@@ -16,7 +16,7 @@ from jax_mla.bench.host import HostCost
 class Row:
     """One implementation on one cell. us: microseconds a call; spread: of the repeats, their range over the median.
 
-    plan_us: what plan_decode adds to a call that plans for itself. error: relative, to float64.
+    error: relative, to float64. plan_us: of plan_decode alone; with_plan_us: of a call that makes its own plan.
     """
 
     cell: Cell
@@ -26,6 +26,7 @@ class Row:
     repeats: int
     error: float
     plan_us: float | None = None
+    with_plan_us: float | None = None
 
     @property
     def TBps(self) -> float:
@@ -76,7 +77,18 @@ def _aligned(lines: Sequence[Sequence[str]]) -> str:
 def table(results: Results) -> str:
     """The cells, then the ceilings of the run."""
     unit, factor = results.unit, _FACTORS[results.unit]
-    header = ("cell", "implementation", "us", "+-", "+ plan", f"{unit}B/s", f"{unit}FLOP/s", "of floor", "error")
+    header = (
+        "cell",
+        "implementation",
+        "us",
+        "+-",
+        "plan",
+        "with plan",
+        f"{unit}B/s",
+        f"{unit}FLOP/s",
+        "of floor",
+        "error",
+    )
     lines, last = [header], None
     for row in results.rows:
         floor = floor_us(row.cell.bytes, row.cell.flops, row.cell.dtype, results.ceilings)
@@ -86,7 +98,7 @@ def table(results: Results) -> str:
                 row.implementation,
                 f"{row.us:.1f}",
                 f"{50 * row.spread:.1f}%",
-                "" if row.plan_us is None else f"{row.plan_us:.1f}",
+                *("" if us is None else f"{us:.1f}" for us in (row.plan_us, row.with_plan_us)),
                 f"{row.TBps * factor:.3g}",
                 f"{row.TFLOPs * factor:.3g}",
                 "" if floor is None else f"{100 * floor / row.us:.0f}%",
