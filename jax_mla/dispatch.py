@@ -80,7 +80,7 @@ class PlannerTuning:
 
 
 # A GPU wants many small parts to fill its multiprocessors; a thread of a CPU is better off with long runs.
-PLANNER_TUNING = {"cpu": PlannerTuning(1, 8), "cuda": PlannerTuning(5, 2), "rocm": PlannerTuning(5, 2)}
+PLANNER_TUNING = {"cpu": PlannerTuning(1, 8), "cuda": PlannerTuning(1, 2), "rocm": PlannerTuning(1, 2)}
 
 # Multiprocessors assumed where a program is lowered for a GPU on a machine without one: those of an H100 or H200,
 # and the compute units of an MI300X.

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 # As in kernels/decode/plan_rule.h: pieces of a tile whose split depends on its own length alone.
-INVARIANT_MAX_SPLITS = 16
+INVARIANT_MAX_SPLITS = 32
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ import pytest
 from helpers import assert_same_bits, native_only, served_or_refused
 
 import jax_mla
-from jax_mla import _ffi, mla_decode, plan_decode, reference
+from jax_mla import _ffi, dispatch, mla_decode, plan_decode, reference
 from jax_mla.heads import HeadSpecification
 
 OPERATION = "mla_decode"
@@ -35,7 +35,9 @@ SHAPES = (  # batch, heads, max_q_len, tile_rows, parts, overhead_blocks, min_pa
     (3, 1, 1, 16, 264, 5, 2),
     (5, 17, 4, 16, 13, 0, 1),
     (4, 96, 3, 256, 2, 1, 8),
-    (600, 24, 1, 32, 132, 5, 2),
+    (600, 24, 1, 32, 132, 1, 2),
+    (60, 128, 1, 48, 132, 1, 2),
+    (40, 128, 2, 48, 31, 1, 2),
 )
 
 
@@ -48,13 +50,18 @@ def test_planners_agree_with_the_loop(batch_invariant, ragged, implementation):
     for batch, num_heads, max_q_len, tile_rows, parts, overhead, least in SHAPES:
         heads = HeadSpecification(num_heads, num_heads, max_q_len, tile_rows, parts, batch_invariant)
         run = compiled(implementation, heads, overhead, least)
-        for trial in range(1 if batch > 100 else 4):
+        for trial in range(2 if batch > 100 else 5):
             lengths = rng.choice(LENGTHS, batch).astype(np.int32)
+            if trial == 1:
+                lengths[lengths > 0] = 3000
+            if trial == 2:
+                lengths[:] = rng.integers(4000, 9000)
             if trial == 3:
                 lengths[:] = 0
             cu = None
             if ragged:
-                cu = np.concatenate([[0], np.cumsum(rng.integers(0, max_q_len + 2, batch))]).astype(np.int32)
+                q_lens = np.full(batch, max_q_len) if trial == 2 else rng.integers(0, max_q_len + 2, batch)
+                cu = np.concatenate([[0], np.cumsum(q_lens)]).astype(np.int32)
             items, offsets, splits = map(np.asarray, run(lengths, cu))
             want_items, want_offsets, want_splits = oracle.plan(
                 lengths,
@@ -105,6 +112,65 @@ def test_invariant_splits_depend_on_the_own_length_alone(implementation):
         for request, length in enumerate(lengths):
             own = [tuple(item[2:4]) for item in items[: offsets[-1]] if item[0] == request]
             assert pieces.setdefault(int(length), own) == own
+
+
+def parts_of(implementation, lengths, heads=24, tile_rows=24, parts=132, **options):
+    """The items (request, row tile, first block, end block, partial) of each part of a plan with a GPU's tuning."""
+    specification = HeadSpecification(heads, heads, 1, tile_rows, parts, **options)
+    run = compiled(implementation, specification, **dataclasses.asdict(dispatch.PLANNER_TUNING["cuda"]))
+    items, offsets, _ = map(np.asarray, run(np.asarray(lengths, np.int32), None))
+    blocks = np.stack([items[:, 0], items[:, 1], items[:, 2] // 64, -(-items[:, 3] // 64), items[:, 4]], axis=-1)
+    return [blocks[first:last].tolist() for first, last in zip(offsets[:-1], offsets[1:], strict=True)]
+
+
+@pytest.mark.leave_out("*:*")
+@pytest.mark.parametrize(
+    "batch, length, parts_used, blocks",
+    [
+        (128, 4096, 128, [64]),  # as many requests as parts, nearly: none is cut
+        (132, 4096, 132, [64]),
+        (256, 4096, 128, [64, 64]),  # two each
+        (1024, 4096, 128, [64] * 8),
+        (16, 100000, 128, [196]),  # eight pieces each
+        (8, 4096, 128, [4]),
+        (1, 8192, 64, [2]),
+        (1, 512, 4, [2]),
+        (1, 131072, 128, [16]),
+    ],
+)
+def test_equal_requests(batch, length, parts_used, blocks, implementation):
+    """Equal requests are cut only where that fills parts, and then into equal pieces."""
+    used = [part for part in parts_of(implementation, [length] * batch) if part]
+    assert len(used) == parts_used
+    assert [end - begin for _, _, begin, end, _ in used[0]] == blocks
+    assert all((partial >= 0) == (blocks[0] * 64 < length) for part in used for *_, partial in part)
+
+
+@pytest.mark.leave_out("*:*")
+def test_uneven_requests(implementation):
+    """No part has more than its share and what saves cuts; a cut more than parts is never needed."""
+    rng = np.random.default_rng(4)
+    batches = [np.maximum(rng.normal(4096, spread, n), 1) for spread in (50, 2000) for n in (20, 100, 128, 140, 500)]
+    for lengths in (*batches, [100000] + [1000] * 127, [1000] * 64 + [100000] + [1000] * 64):
+        parts = parts_of(implementation, lengths)
+        loads = [sum(end - begin for _, _, begin, end, _ in part) for part in parts]
+        total = int(np.sum(-(-np.asarray(lengths, int) // 64)))
+        assert sum(loads) == total
+        share = -(-(total + len(lengths)) // 132)
+        assert max(loads) <= share * 9 / 8 + 24 // 9
+        assert sum(map(len, parts)) <= len(lengths) + 131
+
+
+@pytest.mark.leave_out("*:*")
+@pytest.mark.parametrize("batch", [3, 40, 128])
+def test_tiles_of_a_request_run_side_by_side(batch, implementation):
+    """Parts of a group walk the same keys in the same order, each for a tile of its own, so that L2 serves the rest."""
+    parts = parts_of(implementation, np.random.default_rng(5).integers(1, 9000, batch), heads=128, tile_rows=48)
+    walks = [[(tile, (request, begin, end)) for request, tile, begin, end, _ in part] for part in parts]
+    for first in range(0, 132, 3):
+        group = walks[first : first + 3]
+        assert all(tile == place for place, walk in enumerate(group) for tile, _ in walk)
+        assert [keys for _, keys in group[0]] == [keys for _, keys in group[1]] == [keys for _, keys in group[2]]
 
 
 def make_plan(implementation, lengths, cache=(9, 64, 576), dtype="bfloat16", num_heads=24, **options):
