@@ -133,6 +133,7 @@ def plan_decode(
     heads: HeadSpecification,
     overhead_blocks: int,
     min_part_blocks: int,
+    slack: int,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """kv_lens [B], cu_q_lens [B + 1] -> items [max_items, 8], part_offsets [parts + 1], tile_splits [tiles, 2]."""
     batch = kv_lens.shape[0]
@@ -150,6 +151,7 @@ def plan_decode(
         tile_rows=np.int32(heads.tile_rows),
         overhead_blocks=np.int32(overhead_blocks),
         min_part_blocks=np.int32(min_part_blocks),
+        slack=np.int32(slack),
         batch_invariant=np.bool_(heads.batch_invariant),
     )
 

@@ -146,7 +146,7 @@ def context(q, cache, page_table, context_lens, w_kv_b, *, cu_q_lens, scale, lay
     return out, lse
 
 
-def plan(kv_lens, cu_q_lens, *, heads, max_q_len, tile_rows, parts, overhead_blocks, min_part_blocks, batch_invariant):
+def plan(kv_lens, cu_q_lens, *, heads, max_q_len, tile_rows, parts, batch_invariant, **tuning):
     """The work split of decode, piece by piece: items, part offsets, and (first partial, count) of each tile."""
     row_tiles = -(-max_q_len * heads // tile_rows)
     requests = []  # (tokens, row tiles in use)
@@ -169,9 +169,7 @@ def plan(kv_lens, cu_q_lens, *, heads, max_q_len, tile_rows, parts, overhead_blo
         units = [(b, list(range(tiles)), tokens) for b, (tokens, tiles) in enumerate(requests)]
     groups = parts // width
     units = [(request, tiles, tokens, -(-tokens // BLOCK_TOKENS)) for request, tiles, tokens in units if tokens]
-    pieces = _pieces(
-        [blocks for *_, blocks in units], groups, tile_rows, overhead_blocks, min_part_blocks, batch_invariant
-    )
+    pieces = _pieces([blocks for *_, blocks in units], groups, width, tile_rows, batch_invariant, **tuning)
 
     part_items = [[] for _ in range(parts)]
     splits = {(b, t): (-1, 0) for b in range(len(requests)) for t in range(row_tiles)}
@@ -189,7 +187,7 @@ def plan(kv_lens, cu_q_lens, *, heads, max_q_len, tile_rows, parts, overhead_blo
     return items, offsets, list(splits.values())
 
 
-def _pieces(lengths, groups, tile_rows, overhead_blocks, min_part_blocks, batch_invariant):
+def _pieces(lengths, groups, width, tile_rows, batch_invariant, *, overhead_blocks, min_part_blocks, slack):
     """(group, first block, end block) of each piece of units of these lengths, in blocks, none of which is 0."""
 
     def even(length, count):
@@ -199,8 +197,8 @@ def _pieces(lengths, groups, tile_rows, overhead_blocks, min_part_blocks, batch_
     def share(total):
         return max(-(-total // groups), min_part_blocks, 1)
 
-    def with_slack(blocks, fraction):
-        return blocks + blocks // fraction + min(tile_rows // 9, blocks // 4)
+    def with_slack(blocks, slack):
+        return blocks + blocks * slack // 64 + min(tile_rows // 9, blocks // 4)
 
     line = share(sum(lengths) + len(lengths) * overhead_blocks)
     starts = [sum(lengths[:i]) + (i + 1) * overhead_blocks for i in range(len(lengths))]  # of the blocks on the line
@@ -211,13 +209,13 @@ def _pieces(lengths, groups, tile_rows, overhead_blocks, min_part_blocks, batch_
         ]
 
     together = max(-(-len(lengths) // groups), 1)
-    if together * (max(lengths, default=0) + overhead_blocks) <= with_slack(line, 8):
+    if together * (max(lengths, default=0) + overhead_blocks) <= with_slack(line, slack if width == 1 else slack // 3):
         return [[(i // together, 0, n)] for i, n in enumerate(lengths)]
 
     if together == 1:
         least = share(sum(lengths))
         for trial in range(8):
-            capacity = least + (with_slack(least, 12) - least) * trial // 7
+            capacity = least + (with_slack(least, slack // 3) - least) * trial // 7
             own = [even(n, -(-n // capacity)) for n in lengths]
             if sum(-(-n // capacity) for n in lengths) <= groups:
                 group = iter(range(groups))

@@ -26,6 +26,7 @@ def plan_decode(
     parts: int,
     overhead_blocks: int,
     min_part_blocks: int,
+    slack: int,
     batch_invariant: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """items [max_items, 8], part_offsets [parts + 1] and tile_splits [B * row_tiles, 2], int32, as in kernels/params.h.
@@ -75,13 +76,13 @@ def plan_decode(
     def share(total):
         return jnp.maximum(ceil_div(total, groups), max(min_part_blocks, 1))
 
-    def with_slack(share, fraction):
-        return share + share // fraction + jnp.minimum(tile_rows // 9, share // 4)
+    def with_slack(share, slack):
+        return share + share // 64 * slack + share % 64 * slack // 64 + jnp.minimum(tile_rows // 9, share // 4)
 
     line, even = share(end[-1]), share(jnp.sum(blocks, dtype=jnp.int32))
     together = jnp.maximum(ceil_div(jnp.sum(has_work, dtype=jnp.int32), groups), 1)
-    whole = together * (jnp.max(blocks) + overhead_blocks) <= with_slack(line, 8)
-    trials = even + (with_slack(even, 12) - even) * jnp.arange(EVEN_TRIALS) // (EVEN_TRIALS - 1)
+    whole = together * (jnp.max(blocks) + overhead_blocks) <= with_slack(line, jnp.where(width == 1, slack, slack // 3))
+    trials = even + (with_slack(even, slack // 3) - even) * jnp.arange(EVEN_TRIALS) // (EVEN_TRIALS - 1)
     fits = jnp.sum(ceil_div(blocks, trials[:, None]), axis=1, dtype=jnp.int32) <= groups
     if batch_invariant:
         on_line = jnp.array(False)

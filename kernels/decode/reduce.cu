@@ -1,6 +1,8 @@
 // The reduction of decode: for each (token, head) row, the partials of its tile merged in the order of their keys.
 #include "kernels/decode/reduce.h"
 
+#include <limits>
+
 #include "kernels/cuda/element.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/ptx.cuh"
@@ -9,14 +11,15 @@
 namespace mla {
 namespace {
 
-constexpr int kThreads = 128;  // a CTA of them, of 64 registers, fits beside one of the attention kernels
+constexpr int kThreads = 128;  // a CTA of them fits beside one of the attention kernels
 constexpr int kWarps = kThreads / 32;
 constexpr int kColumns = 4;        // of a partial, a load: 16 bytes
 constexpr int kLoads = 8;          // of a thread, on their way at once
-constexpr int kSliceColumns = 32;  // the least that a unit of work is
+constexpr int kSliceColumns = 32;  // the least that is merged as one
 constexpr int kSlices = kLatent / kSliceColumns;
-constexpr int kMaxRows = 32;  // that a CTA looks up at once
-constexpr int kCtas = 8;      // a multiprocessor
+constexpr int kLookups = 64;  // slices that a CTA looks up at once
+constexpr int kCtas = 6;      // a multiprocessor
+constexpr int kMaxStreams = 16;
 constexpr float kLog2E = 1.4426950408889634f;
 
 // Where a row's result is: partials [first, first + count), `local_row` of each. count 0: an empty row, 1: written.
@@ -39,14 +42,14 @@ __device__ int32_t request_of(const int32_t* cu_q_lens, int32_t batch, int32_t t
   return below;
 }
 
-__device__ RowSplits find_splits(const DecodeParams& p, int64_t row) {
+__device__ __forceinline__ RowSplits find_splits(const DecodeParams& p, int32_t row) {
   constexpr RowSplits kEmpty{0, 0, 0};
   const int32_t layer = p.layer == nullptr ? 0 : *p.layer;
-  const auto token = static_cast<int32_t>(row / p.heads), head = static_cast<int32_t>(row % p.heads);
+  const int32_t token = divide(row, p.heads), head = row - token * p.heads;
   int32_t request, query;
   if (p.cu_q_lens == nullptr) {
-    request = token / p.max_q_len;
-    query = token % p.max_q_len;
+    request = divide(token, p.max_q_len);
+    query = token - request * p.max_q_len;
   } else {
     request = request_of(p.cu_q_lens, p.batch, token);
     if (request < 0 || token >= p.cu_q_lens[request + 1]) return kEmpty;
@@ -54,235 +57,251 @@ __device__ RowSplits find_splits(const DecodeParams& p, int64_t row) {
     query = static_cast<int32_t>(static_cast<uint32_t>(token) - static_cast<uint32_t>(p.cu_q_lens[request]));
   }
   if (request >= p.batch || query < 0 || query >= p.max_q_len) return kEmpty;
-  const int64_t request_row = int64_t{query} * p.heads + head;
-  const int64_t row_tile = request_row / p.plan.tile_rows;
+  const int32_t request_row = query * p.heads + head;
+  const int32_t row_tile = divide(request_row, p.plan.tile_rows);
   if (row_tile >= p.plan.row_tiles) return kEmpty;
   const TileSplits splits = p.plan.tile_splits[request * int64_t{p.plan.row_tiles} + row_tile];
   if (splits.count <= 0 || layer < 0 || layer >= p.layers) return kEmpty;
   if (splits.count == 1) return {0, 1, 0};
   const int32_t first = min_of(max_of(splits.first_partial, 0), p.plan.max_partials);  // a plan may hold anything
   const int32_t count = min_of(splits.count, p.plan.max_partials - first);
-  return {first, count, static_cast<int32_t>(request_row % p.plan.tile_rows)};
+  return {first, count, request_row - row_tile * p.plan.tile_rows};
 }
 
-// The splits of a row that a thread has seen, in its columns: kGroups times four, a warp's width apart.
-template <int kGroups>
+// What is merged as one, and by whom. It follows from the row's splits alone, and so do the bits of the result. Few
+// splits are a warp's; of many each of the CTA's streams of lanes takes every so-manieth. The columns are as many as
+// keep all of a thread's loads on their way at once.
+struct Way {
+  int streams;  // 1: a warp
+  int slices;
+
+  __device__ __forceinline__ explicit Way(int32_t splits) {
+    streams = splits <= kLoads ? 1 : splits <= 4 * kLoads ? 4 : splits <= 8 * kLoads ? 8 : kMaxStreams;
+    slices = splits <= 2 ? kSlices : streams == 1 ? 4 : kMaxStreams / streams;
+  }
+};
+
+struct Unit {
+  RowSplits splits;
+  int32_t row;
+  int32_t slice;
+};
+
+// What a thread has of its columns.
 struct Sum {
   float highest = -INFINITY;  // lse
   float total = 0;            // of exp(lse - highest)
-  float4 values[kGroups] = {};
-
-  __device__ void scale(float factor) {
-    total *= factor;
-#pragma unroll
-    for (float4& v : values) v = {v.x * factor, v.y * factor, v.z * factor, v.w * factor};
-  }
+  float4 values = {};
 };
 
-__device__ __forceinline__ void add_scaled(float4& sum, const float4& value, float weight) {
-  sum.x += weight * value.x;
-  sum.y += weight * value.y;
-  sum.z += weight * value.z;
-  sum.w += weight * value.w;
+__device__ __forceinline__ void scale(float4& v, float factor) {
+  v = {v.x * factor, v.y * factor, v.z * factor, v.w * factor};
 }
 
-// Of a sum with this `highest`, beside a higher one. A NaN shows: it is neither -inf nor 0.
+__device__ __forceinline__ void add_scaled(float4& sum, const float4& v, float weight) {
+  sum.x += weight * v.x;
+  sum.y += weight * v.y;
+  sum.z += weight * v.z;
+  sum.w += weight * v.w;
+}
+
+// A NaN shows: it is neither -inf nor 0.
 __device__ __forceinline__ float weight_of(float lse, float highest) {
-  return lse == -INFINITY ? 0.0f : exp2f((lse - highest) * kLog2E);
+  return lse == -INFINITY ? 0.0f : ptx::exp2_approximate((lse - highest) * kLog2E);
 }
 
-// Adds the splits first, first + step, .. below splits.count; with several groups there are at most kLoads / kGroups.
-// Loads do not wait for the weights of what they load.
-template <int kGroups>
-__device__ __forceinline__ Sum<kGroups> add_splits(const DecodeParams& p, const RowSplits& splits, int32_t first,
-                                                   int32_t step, int column) {
-  constexpr int kBatch = kLoads / kGroups;
-  const int64_t first_row = int64_t{splits.first} * p.plan.tile_rows + splits.local_row;
+// The splits first, first + step, .. below the count. Loads do not wait for the weights of what they load.
+__device__ __forceinline__ Sum add_splits(const DecodeParams& p, const RowSplits& splits, int32_t first, int32_t step,
+                                          int column) {
+  const int64_t first_row = (int64_t{splits.first} + first) * p.plan.tile_rows + splits.local_row;
+  const int32_t rows_a_step = step * p.plan.tile_rows;
   const float* lses = p.partial_lse + first_row;
   const float* outs = p.partial_out + first_row * kLatent + column;
-  Sum<kGroups> sum;
-  if (first >= splits.count) return sum;
-  int32_t base = first;
-  do {
-    float lse[kBatch];
-    float4 values[kBatch][kGroups];
+  Sum sum;
+#pragma unroll 1
+  for (int32_t split = first; split < splits.count; split += kLoads * step) {
+    float lse[kLoads];
+    float4 values[kLoads];
 #pragma unroll
-    for (int k = 0; k < kBatch; ++k) {
-      const int32_t split = base + k * step;
-      const bool exists = split < splits.count;
-      const int64_t row = int64_t{split} * p.plan.tile_rows;
-      lse[k] = exists ? __ldcg(lses + row) : -INFINITY;
-#pragma unroll
-      for (int group = 0; group < kGroups; ++group) {
-        const auto* value = reinterpret_cast<const float4*>(outs + row * kLatent + group * 32 * kColumns);
-        values[k][group] = exists ? __ldcg(value) : float4{};
+    for (int k = 0; k < kLoads; ++k) {
+      lse[k] = -INFINITY;
+      values[k] = float4{};
+      if (split + k * step < splits.count) {
+        lse[k] = __ldcg(lses + k * rows_a_step);
+        values[k] = __ldcg(reinterpret_cast<const float4*>(outs + int64_t{k * rows_a_step} * kLatent));
       }
     }
+    lses += kLoads * rows_a_step;
+    outs += int64_t{kLoads * rows_a_step} * kLatent;
     float highest = sum.highest;
 #pragma unroll
-    for (int k = 0; k < kBatch; ++k) highest = fmaxf(highest, lse[k]);
-    if (kGroups == 1) sum.scale(weight_of(sum.highest, highest));
+    for (int k = 0; k < kLoads; ++k) highest = fmaxf(highest, lse[k]);
+    const float factor = weight_of(sum.highest, highest);
     sum.highest = highest;
+    sum.total *= factor;
+    scale(sum.values, factor);
 #pragma unroll
-    for (int k = 0; k < kBatch; ++k) {
+    for (int k = 0; k < kLoads; ++k) {
       const float weight = weight_of(lse[k], highest);
       sum.total += weight;
-#pragma unroll
-      for (int group = 0; group < kGroups; ++group) {
-        // A piece without visible keys may hold anything.
-        if (weight != 0) add_scaled(sum.values[group], values[k][group], weight);
-      }
+      if (weight != 0) add_scaled(sum.values, values[k], weight);  // a piece without visible keys may hold anything
     }
-    base += step * kBatch;
-  } while (kGroups == 1 && base < splits.count);
+  }
   return sum;
 }
 
-template <class Element, int kGroups>
-__device__ __forceinline__ void store_row(const DecodeParams& p, int64_t row, int column, const Sum<kGroups>& sum) {
-  const bool empty = sum.total == 0;
-  const float inverse = empty ? 0.0f : 1.0f / sum.total;
-#pragma unroll
-  for (int group = 0; group < kGroups; ++group) {
-    const float4& v = sum.values[group];
-    const uint2 packed{pack<Element>(v.x * inverse, v.y * inverse), pack<Element>(v.z * inverse, v.w * inverse)};
-    auto* out = static_cast<Element*>(p.out) + row * kLatent + column + group * 32 * kColumns;
-    *reinterpret_cast<uint2*>(out) = packed;
+struct Shared {
+  Unit units[kLookups];      // by one warp from the front, by all from the back
+  int32_t by_warp, by_cta;   // how many
+  float2 sums[kMaxStreams];  // highest and total
+  float4 values[kThreads];
+};
+
+// One sum of the CTA's streams, in their order, by the first. `lanes`: threads of a stream.
+__device__ __forceinline__ void add_streams(Shared& shared, int streams, int lanes, Sum& sum) {
+  const int stream = threadIdx.x / lanes;
+  __syncthreads();  // what was here has been read
+  shared.values[threadIdx.x] = sum.values;
+  if (threadIdx.x % lanes == 0) shared.sums[stream] = make_float2(sum.highest, sum.total);
+  __syncthreads();
+  if (stream != 0) return;
+  sum = Sum{};
+#pragma unroll 4
+  for (int i = 0; i < streams; ++i) sum.highest = fmaxf(sum.highest, shared.sums[i].x);
+#pragma unroll 4
+  for (int i = 0; i < streams; ++i) {
+    const float2 other = shared.sums[i];
+    const float weight = other.y == 0 ? 0.0f : ptx::exp2_approximate((other.x - sum.highest) * kLog2E);
+    sum.total += weight * other.y;
+    add_scaled(sum.values, shared.values[i * lanes + threadIdx.x], weight);
   }
+}
+
+template <class Element>
+__device__ __forceinline__ void store_row(const DecodeParams& p, int32_t row, int column, Sum& sum) {
+  const bool empty = sum.total == 0;
+  scale(sum.values, empty ? 0.0f : __fdividef(1.0f, sum.total));
+  const uint2 packed{pack<Element>(sum.values.x, sum.values.y), pack<Element>(sum.values.z, sum.values.w)};
+  *reinterpret_cast<uint2*>(static_cast<Element*>(p.out) + int64_t{row} * kLatent + column) = packed;
   if (column == 0) p.lse[row] = empty ? -INFINITY : sum.highest + logf(sum.total);
 }
 
-// A warp alone, for few splits: as many columns as its loads reach.
-template <class Element, int kGroups>
-__device__ __forceinline__ void merge_by_warp(const DecodeParams& p, int64_t row, const RowSplits& splits, int slice) {
-  const int column = slice * kSliceColumns + threadIdx.x % 32 * kColumns;
-  store_row<Element>(p, row, column, add_splits<kGroups>(p, splits, 0, 1, column));
-}
-
-struct Shared {
-  RowSplits splits[kMaxRows];
-  float4 values[kThreads];
-  float2 sums[kThreads / 8];  // highest and total of a stream
-};
-
-// All threads, for many: kLanes of them are a stream, which takes every so-manieth split.
-template <class Element, int kLanes>
-__device__ __forceinline__ void merge_by_cta(const DecodeParams& p, int64_t row, const RowSplits& splits, int slice,
-                                             Shared& shared) {
-  constexpr int kStreams = kThreads / kLanes;
-  const int stream = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
-  const int column = slice * kSliceColumns + lane * kColumns;
-  const Sum<1> own = add_splits<1>(p, splits, stream, kStreams, column);
-  __syncthreads();  // what was here has been read
-  shared.values[threadIdx.x] = own.values[0];
-  if (lane == 0) shared.sums[stream] = make_float2(own.highest, own.total);
-  __syncthreads();
-  if (stream != 0) return;
-  Sum<1> sum;
+// A whole row of two splits, or of none, by a warp.
+template <class Element>
+__device__ __forceinline__ void merge_pair(const DecodeParams& p, int32_t row, const RowSplits& splits) {
+  constexpr int kSplits = 2, kGroups = kLoads / kSplits, kGroupColumns = kLatent / kGroups;
+  const int column = threadIdx.x % 32 * kColumns;
+  const int64_t first_row = int64_t{splits.first} * p.plan.tile_rows + splits.local_row;
+  float lse[kSplits];
+  float4 values[kSplits][kGroups];
 #pragma unroll
-  for (int i = 0; i < kStreams; ++i) sum.highest = fmaxf(sum.highest, shared.sums[i].x);
+  for (int k = 0; k < kSplits; ++k) {
+    const int64_t partial_row = first_row + k * p.plan.tile_rows;
+    const auto* out = reinterpret_cast<const float4*>(p.partial_out + partial_row * kLatent + column);
+    const bool exists = k < splits.count;
+    lse[k] = exists ? __ldcg(p.partial_lse + partial_row) : -INFINITY;
 #pragma unroll
-  for (int i = 0; i < kStreams; ++i) {
-    const float2 other = shared.sums[i];
-    const float weight = other.y == 0 ? 0.0f : exp2f((other.x - sum.highest) * kLog2E);
-    sum.total += weight * other.y;
-    add_scaled(sum.values[0], shared.values[i * kLanes + lane], weight);
+    for (int i = 0; i < kGroups; ++i) values[k][i] = exists ? __ldcg(out + i * kGroupColumns / kColumns) : float4{};
   }
-  store_row<Element>(p, row, column, sum);
+  const float highest = fmaxf(lse[0], lse[1]);
+  const float weights[kSplits] = {weight_of(lse[0], highest), weight_of(lse[1], highest)};
+#pragma unroll
+  for (int i = 0; i < kGroups; ++i) {
+    Sum sum{highest, weights[0] + weights[1]};
+#pragma unroll
+    for (int k = 0; k < kSplits; ++k) {
+      if (weights[k] != 0) add_scaled(sum.values, values[k][i], weights[k]);
+    }
+    store_row<Element>(p, row, column + i * kGroupColumns, sum);
+  }
 }
 
-// Slices of a row that are merged as one. How follows from the row's splits alone, and so do the bits.
-__device__ __forceinline__ int slices_at_once(int32_t splits) {
-  return splits <= 2 ? 16 : splits <= 4 ? 8 : splits <= 32 ? 4 : splits <= 64 ? 2 : 1;
+// Of slices `first` + i * gridDim.x, so that the rows of a long request are spread over the device.
+__device__ __forceinline__ void find_units(const DecodeParams& p, uint32_t first, uint32_t slices, Shared& shared) {
+  if (threadIdx.x == 0) shared.by_warp = shared.by_cta = 0;
+  __syncthreads();
+  const uint32_t index = first + threadIdx.x * gridDim.x;
+  if (threadIdx.x >= kLookups || index >= slices) return;
+  Unit unit;
+  unit.row = static_cast<int32_t>(index / kSlices);
+  unit.slice = static_cast<int32_t>(index % kSlices);
+  unit.splits = find_splits(p, unit.row);
+  const Way way(unit.splits.count);
+  if (unit.splits.count == 1 || unit.slice % way.slices != 0) return;
+  if (way.streams == 1) {
+    shared.units[atomicAdd(&shared.by_warp, 1)] = unit;
+  } else {
+    shared.units[kLookups - 1 - atomicAdd(&shared.by_cta, 1)] = unit;
+  }
 }
 
 template <class Element>
-__device__ __forceinline__ void merge_slices(const DecodeParams& p, int64_t row, const RowSplits& splits, int slice,
-                                             bool own_turn, Shared& shared) {
-  if (splits.count <= kLoads) {
-    if (!own_turn) return;
-    if (splits.count <= 2) {
-      merge_by_warp<Element, 4>(p, row, splits, slice);
-    } else if (splits.count <= 4) {
-      merge_by_warp<Element, 2>(p, row, splits, slice);
-    } else {
-      merge_by_warp<Element, 1>(p, row, splits, slice);
+__device__ __forceinline__ void merge_units(const DecodeParams& p, Shared& shared) {
+  const int warp = threadIdx.x / 32;
+  const int32_t by_warp = shared.by_warp, turns = (by_warp + kWarps - 1) / kWarps;
+#pragma unroll 1
+  for (int32_t turn = 0; turn < turns + shared.by_cta; ++turn) {
+    const bool together = turn >= turns;
+    const int32_t position = together ? kLookups - 1 - (turn - turns) : turn * kWarps + warp;
+    if (!together && position >= by_warp) continue;
+    const Unit unit = shared.units[position];
+    if (unit.splits.count <= 2) {
+      merge_pair<Element>(p, unit.row, unit.splits);
+      continue;
     }
-  } else if (splits.count <= 32) {
-    merge_by_cta<Element, 32>(p, row, splits, slice, shared);
-  } else if (splits.count <= 64) {
-    merge_by_cta<Element, 16>(p, row, splits, slice, shared);
-  } else {
-    merge_by_cta<Element, 8>(p, row, splits, slice, shared);
+    const Way way(unit.splits.count);
+    const int lanes = together ? kThreads / way.streams : 32;
+    const int lane = threadIdx.x % lanes;
+    const int column = unit.slice * kSliceColumns + lane * kColumns;
+    const int stream = together ? threadIdx.x / lanes : 0;
+    Sum sum = add_splits(p, unit.splits, stream, way.streams, column);
+    if (together) add_streams(shared, way.streams, lanes, sum);
+    if (stream == 0) store_row<Element>(p, unit.row, column, sum);
   }
 }
 
-// A CTA has the slices [blockIdx.x * slices_a_cta, ...) of all rows; it merges what begins there.
 template <class Element>
 __global__ void __launch_bounds__(kThreads, kCtas)
-    reduce_kernel(const __grid_constant__ DecodeParams p, int32_t slices_a_cta) {
+    reduce_kernel(const __grid_constant__ DecodeParams p, uint32_t slices) {
   __shared__ Shared shared;
-  // Slices from here on are counted from the first row that the CTA has a part of.
-  const int64_t first_slice = int64_t{blockIdx.x} * slices_a_cta;
-  const int64_t first_row = first_slice / kSlices;
-  const int64_t slices_left = int64_t{p.tokens} * p.heads * kSlices - first_slice;
-  const auto first = static_cast<int32_t>(first_slice % kSlices);
-  const int32_t last = first + static_cast<int32_t>(min_of(int64_t{slices_a_cta}, slices_left));
-  const int thread = threadIdx.x, warp = thread / 32;
   bool waited = false;
-  int turn = 0;
-  for (int32_t row = 0; row * kSlices < last; ++row) {
-    const int32_t in_shared = row % kMaxRows;
-    if (in_shared == 0) {
-      // The plan was complete before the attention kernel started; its partials are what has to be waited for.
-      bool work = false;
-      __syncthreads();
-      if (thread < kMaxRows && (row + thread) * kSlices < last) {
-        shared.splits[thread] = find_splits(p, first_row + row + thread);
-        work = shared.splits[thread].count != 1;
-      }
-      if (!__syncthreads_or(work)) {
-        row += kMaxRows - 1;
-        continue;
-      }
-      if (!waited) ptx::wait_for_previous_kernel();
-      waited = true;
-    }
-    const RowSplits splits = shared.splits[in_shared];
-    if (splits.count == 1) continue;
-    const int width = slices_at_once(splits.count);
-    const int end = min_of(last - row * kSlices, kSlices);
-    int slice = (max_of(first - row * kSlices, 0) + width - 1) / width * width;
-    for (; slice < end; slice += width) {
-      merge_slices<Element>(p, first_row + row, splits, slice, turn == warp, shared);
-      turn = (turn + 1) % kWarps;
-    }
+#pragma unroll 1
+  for (uint32_t first = blockIdx.x; first < slices; first += kLookups * gridDim.x) {
+    // The plan was complete before the attention kernel started; its partials are what has to be waited for.
+    __syncthreads();
+    find_units(p, first, slices, shared);
+    __syncthreads();
+    if (shared.by_warp + shared.by_cta == 0) continue;
+    if (!waited) ptx::wait_for_previous_kernel();
+    waited = true;
+    merge_units<Element>(p, shared);
   }
-  // A kernel behind this one may start when all of its CTAs have left: one of them stays until the results are there.
+  // The kernel behind this one starts when all CTAs have left: one of them stays until the results are there.
   if (blockIdx.x == 0 && !waited) ptx::wait_for_previous_kernel();
 }
 
 }  // namespace
 
 Error reduce(const DecodeParams& params, const Device& device, bool dependent) {
-  const int64_t rows = int64_t{params.tokens} * params.heads;
+  const int64_t slices = int64_t{params.tokens} * params.heads * kSlices;
+  if (slices > std::numeric_limits<int32_t>::max()) {
+    return "jax_mla: the reduction of mla_decode counts with 32 bits, " + std::to_string(slices / kSlices) +
+           " (token, head) rows are too many";
+  }
   int32_t multiprocessors = 0;
   Error error = device_attribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
   if (!error.empty()) return error;
-  // One wave of CTAs.
-  const int64_t slices = rows * kSlices;
-  const int64_t slices_a_cta = ceil_div(slices, int64_t{multiprocessors} * kCtas);
+  // One wave of CTAs; an odd number, so that each meets all the slices of a row.
+  const auto wave = int64_t{multiprocessors} * kCtas - 1;
   LaunchShape shape;
-  shape.grid = dim3(static_cast<unsigned>(ceil_div(slices, slices_a_cta)));
+  shape.grid = dim3(static_cast<unsigned>(slices < wave ? slices : wave));
   shape.block = dim3(kThreads);
   shape.dependent = dependent;
+  const auto count = static_cast<uint32_t>(slices);
   switch (params.out_dtype) {
     case DType::kBF16:
-      return launch("the reduction of mla_decode", reduce_kernel<__nv_bfloat16>, shape, device, params,
-                    static_cast<int32_t>(slices_a_cta));
-    case DType::kF16:
-      return launch("the reduction of mla_decode", reduce_kernel<__half>, shape, device, params,
-                    static_cast<int32_t>(slices_a_cta));
+      return launch("the reduction of mla_decode", reduce_kernel<__nv_bfloat16>, shape, device, params, count);
+    case DType::kF16: return launch("the reduction of mla_decode", reduce_kernel<__half>, shape, device, params, count);
     default: return std::string("jax_mla: mla_decode on CUDA cannot write ") + name_of(params.out_dtype);
   }
 }

@@ -249,6 +249,7 @@ class DecodeCase {
     params.max_q_len = p_.max_q_len;
     params.overhead_blocks = 1;
     params.min_part_blocks = 2;
+    params.slack = 16;
     params.batch_invariant = shapes_.batch_invariant;
     return params;
   }

@@ -13,13 +13,13 @@ struct HostPlan {
 
 inline SplitRule rule_on_host(const PlanDecodeParams& p) {
   BatchWork work = BatchWork::none();
-  for (int32_t b = 0; b < p.batch; ++b) work.add(request_work(p, b));
+  for (int32_t b = 0; b < p.batch; ++b) work.add(request_work(p, b, most_blocks(p)));
   SplitRule rule = split_rule(p, work);
   if (!even_trials(rule)) return rule;
   for (int32_t trial = 0; trial < kEvenTrials; ++trial) {
     const int32_t capacity = even_capacity(rule, trial);
     int64_t pieces = 0;
-    for (int32_t b = 0; b < p.batch; ++b) pieces += even_pieces(rule, request_work(p, b), capacity);
+    for (int32_t b = 0; b < p.batch; ++b) pieces += even_pieces(rule, request_work(p, b, most_blocks(p)), capacity);
     if (pieces > rule.groups) continue;
     cut_evenly(rule, capacity);
     break;
@@ -32,8 +32,7 @@ inline HostPlan plan_on_host(const PlanDecodeParams& p, const SplitRule& rule) {
   HostPlan plan;
   plan.tile_splits.assign(tiles, {-1, 0});
   std::vector<std::vector<WorkItem>> parts(p.plan.parts);
-  int64_t start = 0;
-  int32_t index = 0, partials = 0;
+  int32_t start = 0, index = 0, partials = 0;
   for (int32_t unit = 0; unit < rule.units; ++unit) {
     const int32_t request = rule.by_request ? unit : unit / p.plan.row_tiles;
     const int32_t blocks = unit_blocks(p, rule, unit);
@@ -42,15 +41,14 @@ inline HostPlan plan_on_host(const PlanDecodeParams& p, const SplitRule& rule) {
       const int32_t row_tile = rule.by_request ? tile : unit % p.plan.row_tiles;
       plan.tile_splits[request * p.plan.row_tiles + row_tile] = {cut.count >= 2 ? partials : -1, cut.count};
       for (int32_t i = 0; i < cut.count; ++i) {
-        const Piece piece = cut_piece(rule, blocks, cut, i, index + i);
-        require(piece.group >= 0 && piece.group < rule.groups, "the host's plan has an item outside its parts");
-        const int64_t end = std::min<int64_t>(int64_t{piece.block_end} * kBlockTokens, p.kv_lens[request]);
-        parts[piece.group * rule.width + tile].push_back({request,
-                                                          row_tile,
-                                                          piece.block_begin * kBlockTokens,
-                                                          static_cast<int32_t>(end),
-                                                          cut.count >= 2 ? partials + i : -1,
-                                                          {0, 0, 0}});
+        const int32_t group = piece_group(rule, cut, i, index + i);
+        require(group >= 0 && group < rule.groups, "the host's plan has an item outside its parts");
+        parts[group * rule.width + tile].push_back({request,
+                                                    row_tile,
+                                                    piece_begin(rule, cut, i, blocks) * kBlockTokens,
+                                                    piece_end(rule, cut, i, blocks, p.kv_lens[request]),
+                                                    cut.count >= 2 ? partials + i : -1,
+                                                    {0, 0, 0}});
       }
       if (cut.count >= 2) partials += cut.count;
     }
@@ -76,6 +74,7 @@ inline Cut check_plan(Random& random, int32_t batch, int64_t longest, bool ragge
   p.max_q_len = pick(random, 1, 4);
   p.overhead_blocks = pick(random, 0, 6);
   p.min_part_blocks = pick(random, 0, 4);
+  p.slack = pick(random, 0, 20);
   p.batch_invariant = batch_invariant;
   const Variant& variant = decode_variants()[pick(random, 0, decode_variants().size() - 1)];
   const int32_t tile_rows = choose_tile_rows(variant, int64_t{p.heads} * p.max_q_len);

@@ -9,14 +9,15 @@ namespace mla {
 namespace {
 
 SplitRule rule_of(const PlanDecodeParams& p) {
+  const int32_t longest = most_blocks(p);
   BatchWork work = BatchWork::none();
-  for (int32_t request = 0; request < p.batch; ++request) work.add(request_work(p, request));
+  for (int32_t request = 0; request < p.batch; ++request) work.add(request_work(p, request, longest));
   SplitRule rule = split_rule(p, work);
   for (int32_t trial = 0; even_trials(rule) && trial < kEvenTrials; ++trial) {
     const int32_t capacity = even_capacity(rule, trial);
     int64_t pieces = 0;
     for (int32_t request = 0; request < p.batch; ++request) {
-      pieces += even_pieces(rule, request_work(p, request), capacity);
+      pieces += even_pieces(rule, request_work(p, request, longest), capacity);
     }
     if (pieces <= rule.groups) cut_evenly(rule, capacity);
   }
@@ -24,7 +25,8 @@ SplitRule rule_of(const PlanDecodeParams& p) {
 }
 
 struct UnitPiece {
-  Piece piece;
+  int32_t group;
+  int32_t kv_begin, kv_end;  // tokens
   int32_t unit;
   int32_t number;         // in its unit
   int32_t count;          // of its unit
@@ -35,14 +37,16 @@ struct UnitPiece {
 std::vector<UnitPiece> cut_units(const PlanDecodeParams& p, const SplitRule& rule) {
   std::vector<UnitPiece> pieces;
   int32_t partials = 0;
-  int64_t start = 0;
+  int32_t start = 0;
   for (int32_t unit = 0; unit < rule.units; ++unit) {
     const int32_t blocks = unit_blocks(p, rule, unit);
     const UnitCut cut = cut_unit(p, rule, blocks, start);
+    const int32_t request = rule.by_request ? unit : unit / p.plan.row_tiles;
     start += unit_cost(p, blocks);
     for (int32_t i = 0; i < cut.count; ++i) {
       const auto index = static_cast<int32_t>(pieces.size());
-      pieces.push_back({cut_piece(rule, blocks, cut, i, index), unit, i, cut.count, partials});
+      pieces.push_back({piece_group(rule, cut, i, index), piece_begin(rule, cut, i, blocks) * kBlockTokens,
+                        piece_end(rule, cut, i, blocks, p.kv_lens[request]), unit, i, cut.count, partials});
     }
     const int32_t tiles = rule.by_request ? p.plan.row_tiles : 1;
     for (int32_t tile = 0; tile < tiles; ++tile) {
@@ -63,17 +67,16 @@ Error plan_decode(const PlanDecodeParams& p, const Device&) {
   int32_t items = 0;
   auto first = pieces.begin();
   for (int32_t group = 0; group < rule.groups; ++group) {
-    const auto last = std::find_if(first, pieces.end(), [&](const UnitPiece& x) { return x.piece.group != group; });
+    const auto last = std::find_if(first, pieces.end(), [&](const UnitPiece& x) { return x.group != group; });
     for (int32_t tile = 0; tile < rule.width; ++tile) {
       plan.part_offsets[group * rule.width + tile] = items;
       for (auto it = first; it != last && items < plan.max_items; ++it) {
         const int32_t request = rule.by_request ? it->unit : it->unit / plan.row_tiles;
-        const int64_t end = int64_t{it->piece.block_end} * kBlockTokens;
         WorkItem item = {};
         item.request = request;
         item.row_tile = rule.by_request ? tile : it->unit % plan.row_tiles;
-        item.kv_begin = it->piece.block_begin * kBlockTokens;
-        item.kv_end = static_cast<int32_t>(std::min<int64_t>(end, p.kv_lens[request]));
+        item.kv_begin = it->kv_begin;
+        item.kv_end = it->kv_end;
         item.partial = it->count > 1 ? it->first_partial + tile * it->count + it->number : -1;
         plan.items[items++] = item;
       }
