@@ -63,7 +63,7 @@ class HeadSpecification:
     """Heads as the caller has them and as the kernels run them, and the sizes that follow. Static and hashable.
 
     num_heads: the caller's heads. padded_heads: the kernels'. max_q_len: query tokens a sequence. tile_rows:
-    (query, head) rows that a piece of work handles at once. parts: pieces of equal cost that the planner cuts a batch
+    (query, head) rows that a piece of work handles at once. parts: even shares that the planner cuts a batch
     into. batch_invariant: a tile's splits depend on its own length alone.
     """
 
