@@ -25,7 +25,7 @@ from jax_mla.heads import HeadSpecification
 )
 @dataclasses.dataclass(frozen=True)
 class DecodePlan:
-    """How the work of a decode step is cut into parts of equal cost; a pytree, reusable by every layer of the step.
+    """How the work of a decode step is cut into even parts; a pytree, reusable by every layer of the step.
 
     items [max_items, 8] int32: pieces of work (request, row tile, first token, end token, partial slot or -1, 0, 0,
     0), sorted by part. part_offsets [parts + 1] int32: part p runs items part_offsets[p] to part_offsets[p + 1].

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 # As in kernels/decode/plan_rule.h: pieces of a tile whose split depends on its own length alone.
-INVARIANT_MAX_SPLITS = 16
+INVARIANT_MAX_SPLITS = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +63,7 @@ class HeadSpecification:
     """Heads as the caller has them and as the kernels run them, and the sizes that follow. Static and hashable.
 
     num_heads: the caller's heads. padded_heads: the kernels'. max_q_len: query tokens a sequence. tile_rows:
-    (query, head) rows that a piece of work handles at once. parts: pieces of equal cost that the planner cuts a batch
+    (query, head) rows that a piece of work handles at once. parts: even shares that the planner cuts a batch
     into. batch_invariant: a tile's splits depend on its own length alone.
     """
 

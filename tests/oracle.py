@@ -3,6 +3,8 @@
 Keys that may not be read are never touched here, so NaN in them needs no care.
 """
 
+import itertools
+
 import ml_dtypes
 import numpy as np
 
@@ -144,45 +146,86 @@ def context(q, cache, page_table, context_lens, w_kv_b, *, cu_q_lens, scale, lay
     return out, lse
 
 
-def plan(kv_lens, cu_q_lens, *, heads, max_q_len, tile_rows, parts, overhead_blocks, min_part_blocks, batch_invariant):
-    """The work split of decode, block by block: items, part offsets, and (first partial, count) of each tile."""
+def plan(kv_lens, cu_q_lens, *, heads, max_q_len, tile_rows, parts, batch_invariant, **tuning):
+    """The work split of decode, piece by piece: items, part offsets, and (first partial, count) of each tile."""
     row_tiles = -(-max_q_len * heads // tile_rows)
-    tiles = []  # (request, row tile, tokens, blocks)
+    requests = []  # (tokens, row tiles in use)
     for request, kv_len in enumerate(int(n) for n in kv_lens):
         count = max_q_len
         if cu_q_lens is not None:
             count = min(max(int(cu_q_lens[request + 1]) - int(cu_q_lens[request]), 0), max_q_len)
-        for row_tile in range(row_tiles):
-            tokens = max(kv_len, 0) if row_tile * tile_rows < count * heads else 0
-            tiles.append((request, row_tile, tokens, -(-tokens // BLOCK_TOKENS)))
-    total = sum(blocks + overhead_blocks for *_, blocks in tiles if blocks)
-    length = max(-(-total // parts), min_part_blocks, 1)
+        used = -(-count * heads // tile_rows)
+        requests.append((kv_len, used) if kv_len > 0 and used else (0, 0))
 
-    items, item_parts, splits = [], [], []
-    position = partials = 0
-    for request, row_tile, tokens, blocks in tiles:
-        if blocks == 0:
-            splits.append((-1, 0))
-            continue
-        position += overhead_blocks
-        chunk = -(-blocks // min(16, -(-blocks // 32)))
-        pieces = []  # (part, first block, end block)
-        for block in range(blocks):
-            part = (position + block) // length
-            begins = block % chunk == 0 if batch_invariant else not pieces or part != pieces[-1][0]
-            if begins:
-                pieces.append([part, block, block + 1])
-            pieces[-1][2] = block + 1
-        position += blocks
-        split = len(pieces) >= 2
-        splits.append((partials if split else -1, len(pieces)))
-        for i, (part, begin, end) in enumerate(pieces):
-            partial = partials + i if split else -1
-            items.append((request, row_tile, begin * BLOCK_TOKENS, min(end * BLOCK_TOKENS, tokens), partial, 0, 0, 0))
-            item_parts.append(part)
-        partials += len(pieces) if split else 0
-    offsets = [sum(part < p for part in item_parts) for p in range(parts + 1)]
-    return items, offsets, splits
+    # Requests whose tiles are alike are cut as one, and their tiles run side by side in a group of parts.
+    used = {tiles for _, tiles in requests if tiles}
+    width = used.pop() if len(used) == 1 else None
+    if width is None or (width > 1 and (width > parts or parts % width * 16 > parts)):
+        width = 1
+        units = [
+            (b, [t], tokens if t < tiles else 0) for b, (tokens, tiles) in enumerate(requests) for t in range(row_tiles)
+        ]
+    else:
+        units = [(b, list(range(tiles)), tokens) for b, (tokens, tiles) in enumerate(requests)]
+    groups = parts // width
+    units = [(request, tiles, tokens, -(-tokens // BLOCK_TOKENS)) for request, tiles, tokens in units if tokens]
+    pieces = _pieces([blocks for *_, blocks in units], groups, width, tile_rows, batch_invariant, **tuning)
+
+    part_items = [[] for _ in range(parts)]
+    splits = {(b, t): (-1, 0) for b in range(len(requests)) for t in range(row_tiles)}
+    partials = 0
+    for (request, tiles, tokens, _), own in zip(units, pieces, strict=True):
+        for place, tile in enumerate(tiles):
+            split = len(own) > 1
+            splits[request, tile] = (partials if split else -1, len(own))
+            for group, begin, end in own:
+                span = begin * BLOCK_TOKENS, min(end * BLOCK_TOKENS, tokens)
+                part_items[group * width + place].append((request, tile, *span, partials if split else -1, 0, 0, 0))
+                partials += split
+    items = [item for own in part_items for item in own]
+    offsets = [sum(map(len, part_items[:part])) for part in range(parts + 1)]
+    return items, offsets, list(splits.values())
+
+
+def _pieces(lengths, groups, width, tile_rows, batch_invariant, *, overhead_blocks, min_part_blocks, slack):
+    """(group, first block, end block) of each piece of units of these lengths, in blocks, none of which is 0."""
+
+    def even(length, count):
+        chunk = -(-length // count)
+        return [(begin, min(begin + chunk, length)) for begin in range(0, length, chunk)]
+
+    def share(total):
+        return max(-(-total // groups), min_part_blocks, 1)
+
+    def with_slack(blocks, slack):
+        return blocks + blocks * slack // 64 + min(tile_rows // 9, blocks // 4)
+
+    line = share(sum(lengths) + len(lengths) * overhead_blocks)
+    starts = [sum(lengths[:i]) + (i + 1) * overhead_blocks for i in range(len(lengths))]  # of the blocks on the line
+    if batch_invariant:
+        own = [even(n, min(32, -(-n // 32))) for n in lengths]
+        return [
+            [((start + begin) // line, begin, end) for begin, end in x] for x, start in zip(own, starts, strict=True)
+        ]
+
+    together = max(-(-len(lengths) // groups), 1)
+    if together * (max(lengths, default=0) + overhead_blocks) <= with_slack(line, slack if width == 1 else slack // 3):
+        return [[(i // together, 0, n)] for i, n in enumerate(lengths)]
+
+    if together == 1:
+        least = share(sum(lengths))
+        for trial in range(8):
+            capacity = least + (with_slack(least, slack // 3) - least) * trial // 7
+            own = [even(n, -(-n // capacity)) for n in lengths]
+            if sum(-(-n // capacity) for n in lengths) <= groups:
+                group = iter(range(groups))
+                return [[(next(group), *piece) for piece in x] for x in own]
+
+    own = []
+    for start, n in zip(starts, lengths, strict=True):
+        cuts = [0, *(cut - start for cut in range(-(-(start + 1) // line) * line, start + n, line)), n]
+        own.append([((start + begin) // line, begin, end) for begin, end in itertools.pairwise(cuts)])
+    return own
 
 
 def relative_errors(got, want):

@@ -1,6 +1,7 @@
 """The work split of decode: planners on every device against the loop, its bounds, and the DecodePlan that holds it."""
 
 import dataclasses
+import itertools
 from functools import partial
 
 import cases
@@ -12,30 +13,33 @@ import pytest
 from helpers import assert_same_bits, native_only, served_or_refused
 
 import jax_mla
-from jax_mla import _ffi, mla_decode, plan_decode, reference
+from jax_mla import _ffi, dispatch, mla_decode, plan_decode, reference
+from jax_mla.dispatch import PlannerTuning
 from jax_mla.heads import HeadSpecification
 
 OPERATION = "mla_decode"
 LENGTHS = (0, -3, -(2**31), 1, 2, 63, 64, 65, 500, 2000, 2049, 5000, 30000)
 
 
-def compiled(implementation, heads, overhead_blocks, min_part_blocks):
+def compiled(implementation, heads, tuning):
     """A planner as (kv_lens, cu_q_lens) -> items, part_offsets, tile_splits."""
-    costs = {"overhead_blocks": overhead_blocks, "min_part_blocks": min_part_blocks}
+    costs = dataclasses.asdict(tuning)
     if implementation != "xla":
         return jax.jit(partial(_ffi.plan_decode, heads=heads, **costs))
     fields = {name: getattr(heads, name) for name in ("max_q_len", "tile_rows", "parts", "batch_invariant")}
     return jax.jit(partial(reference.plan_decode, num_heads=heads.padded_heads, **fields, **costs))
 
 
-SHAPES = (  # batch, heads, max_q_len, tile_rows, parts, overhead_blocks, min_part_blocks
-    (1, 24, 1, 32, 8, 1, 8),
-    (7, 24, 1, 32, 8, 1, 8),
-    (6, 128, 1, 64, 132, 5, 2),
-    (3, 1, 1, 16, 264, 5, 2),
-    (5, 17, 4, 16, 13, 0, 1),
-    (4, 96, 3, 256, 2, 1, 8),
-    (600, 24, 1, 32, 132, 5, 2),
+SHAPES = (  # batch, heads, max_q_len, tile_rows, parts, (overhead_blocks, min_part_blocks, slack)
+    (1, 24, 1, 32, 8, (1, 8, 3)),
+    (7, 24, 1, 32, 8, (1, 8, 3)),
+    (6, 128, 1, 64, 132, (5, 2, 5)),
+    (3, 1, 1, 16, 264, (5, 2, 16)),
+    (5, 17, 4, 16, 13, (0, 1, 0)),
+    (4, 96, 3, 256, 2, (1, 8, 3)),
+    (600, 24, 1, 32, 132, (1, 2, 16)),
+    (60, 128, 1, 48, 132, (1, 2, 16)),
+    (40, 128, 2, 48, 31, (1, 2, 16)),
 )
 
 
@@ -45,16 +49,21 @@ SHAPES = (  # batch, heads, max_q_len, tile_rows, parts, overhead_blocks, min_pa
 def test_planners_agree_with_the_loop(batch_invariant, ragged, implementation):
     """Every planner writes the same plan, bit for bit, unused items included, and it fits into the arrays."""
     rng = np.random.default_rng(0)
-    for batch, num_heads, max_q_len, tile_rows, parts, overhead, least in SHAPES:
+    for batch, num_heads, max_q_len, tile_rows, parts, tuning in SHAPES:
         heads = HeadSpecification(num_heads, num_heads, max_q_len, tile_rows, parts, batch_invariant)
-        run = compiled(implementation, heads, overhead, least)
-        for trial in range(1 if batch > 100 else 4):
+        run = compiled(implementation, heads, PlannerTuning(*tuning))
+        for trial in range(2 if batch > 100 else 5):
             lengths = rng.choice(LENGTHS, batch).astype(np.int32)
+            if trial == 1:
+                lengths[lengths > 0] = 3000
+            if trial == 2:
+                lengths[:] = rng.integers(4000, 9000)
             if trial == 3:
                 lengths[:] = 0
             cu = None
             if ragged:
-                cu = np.concatenate([[0], np.cumsum(rng.integers(0, max_q_len + 2, batch))]).astype(np.int32)
+                q_lens = np.full(batch, max_q_len) if trial == 2 else rng.integers(0, max_q_len + 2, batch)
+                cu = np.concatenate([[0], np.cumsum(q_lens)]).astype(np.int32)
             items, offsets, splits = map(np.asarray, run(lengths, cu))
             want_items, want_offsets, want_splits = oracle.plan(
                 lengths,
@@ -63,9 +72,8 @@ def test_planners_agree_with_the_loop(batch_invariant, ragged, implementation):
                 max_q_len=max_q_len,
                 tile_rows=tile_rows,
                 parts=parts,
-                overhead_blocks=overhead,
-                min_part_blocks=least,
                 batch_invariant=batch_invariant,
+                **dataclasses.asdict(PlannerTuning(*tuning)),
             )
             assert items.shape == (heads.max_items(batch), 8)
             assert len(want_items) <= heads.max_items(batch)
@@ -82,7 +90,7 @@ def test_hostile_values(implementation):
     rng = np.random.default_rng(1)
     for batch_invariant in (False, True):
         heads = HeadSpecification(24, 24, 3, 32, 16, batch_invariant)
-        run = compiled(implementation, heads, 1, 8)
+        run = compiled(implementation, heads, dispatch.PLANNER_TUNING["cpu"])
         for _ in range(10):
             lengths = rng.choice([0, -1, 100, 2**31 - 1, 2**31 - 64, -(2**31)], 8).astype(np.int32)
             cu = rng.choice([0, 1, 2, -1, 2**31 - 1, -(2**31)], 9).astype(np.int32)
@@ -96,7 +104,7 @@ def test_hostile_values(implementation):
 def test_invariant_splits_depend_on_the_own_length_alone(implementation):
     """With batch_invariant a tile's pieces are the same in every batch."""
     heads = HeadSpecification(24, 24, 1, 32, 16, True)
-    run = compiled(implementation, heads, 1, 8)
+    run = compiled(implementation, heads, dispatch.PLANNER_TUNING["cpu"])
     rng = np.random.default_rng(2)
     pieces = {}
     for _ in range(12):
@@ -105,6 +113,65 @@ def test_invariant_splits_depend_on_the_own_length_alone(implementation):
         for request, length in enumerate(lengths):
             own = [tuple(item[2:4]) for item in items[: offsets[-1]] if item[0] == request]
             assert pieces.setdefault(int(length), own) == own
+
+
+def parts_of(implementation, lengths, heads=24, tile_rows=24, parts=132, **options):
+    """The items (request, row tile, first block, end block, partial) of each part of a plan with a GPU's tuning."""
+    specification = HeadSpecification(heads, heads, 1, tile_rows, parts, **options)
+    run = compiled(implementation, specification, dispatch.PLANNER_TUNING["cuda"])
+    items, offsets, _ = map(np.asarray, run(np.asarray(lengths, np.int32), None))
+    blocks = np.stack([items[:, 0], items[:, 1], items[:, 2] // 64, -(-items[:, 3] // 64), items[:, 4]], axis=-1)
+    return [blocks[first:last].tolist() for first, last in itertools.pairwise(offsets)]
+
+
+@pytest.mark.leave_out("*:*")
+@pytest.mark.parametrize(
+    "batch, length, parts_used, blocks",
+    [
+        (128, 4096, 128, [64]),  # as many requests as parts, nearly: none is cut
+        (132, 4096, 132, [64]),
+        (256, 4096, 128, [64, 64]),  # two each
+        (1024, 4096, 128, [64] * 8),
+        (16, 100000, 128, [196]),  # eight pieces each
+        (8, 4096, 128, [4]),
+        (1, 8192, 64, [2]),
+        (1, 512, 4, [2]),
+        (1, 131072, 128, [16]),
+    ],
+)
+def test_equal_requests(batch, length, parts_used, blocks, implementation):
+    """Equal requests are cut only where that fills parts, and then into equal pieces."""
+    used = [part for part in parts_of(implementation, [length] * batch) if part]
+    assert len(used) == parts_used
+    assert [end - begin for _, _, begin, end, _ in used[0]] == blocks
+    assert all((partial >= 0) == (blocks[0] * 64 < length) for part in used for *_, partial in part)
+
+
+@pytest.mark.leave_out("*:*")
+def test_uneven_requests(implementation):
+    """No part has more than its share and what saves cuts; a cut more than parts is never needed."""
+    rng = np.random.default_rng(4)
+    batches = [np.maximum(rng.normal(4096, spread, n), 1) for spread in (50, 2000) for n in (20, 100, 128, 140, 500)]
+    for lengths in (*batches, [100000] + [1000] * 127, [1000] * 64 + [100000] + [1000] * 64):
+        parts = parts_of(implementation, lengths)
+        loads = [sum(end - begin for _, _, begin, end, _ in part) for part in parts]
+        total = int(np.sum(-(-np.asarray(lengths, int) // 64)))
+        assert sum(loads) == total
+        share = -(-(total + len(lengths)) // 132)
+        assert max(loads) <= share * 5 / 4 + 24 // 9
+        assert sum(map(len, parts)) <= len(lengths) + 131
+
+
+@pytest.mark.leave_out("*:*")
+@pytest.mark.parametrize("batch", [3, 40, 128])
+def test_tiles_of_a_request_run_side_by_side(batch, implementation):
+    """Parts of a group walk the same keys in the same order, each for a tile of its own, so that L2 serves the rest."""
+    parts = parts_of(implementation, np.random.default_rng(5).integers(1, 9000, batch), heads=128, tile_rows=48)
+    walks = [[(tile, (request, begin, end)) for request, tile, begin, end, _ in part] for part in parts]
+    for first in range(0, 132, 3):
+        group = walks[first : first + 3]
+        assert all(tile == place for place, walk in enumerate(group) for tile, _ in walk)
+        assert [keys for _, keys in group[0]] == [keys for _, keys in group[1]] == [keys for _, keys in group[2]]
 
 
 def make_plan(implementation, lengths, cache=(9, 64, 576), dtype="bfloat16", num_heads=24, **options):
@@ -202,7 +269,7 @@ def test_capacity_follows_from_shapes():
     heads = HeadSpecification(64, 64, 1, 32, 5)
     worst_items = worst_partials = 0
     rng = np.random.default_rng(3)
-    run = compiled("xla", heads, 0, 1)
+    run = compiled("xla", heads, PlannerTuning(0, 1, 3))
     for _ in range(40):
         lengths = rng.integers(0, 3000, 3).astype(np.int32)
         _, offsets, splits = map(np.asarray, run(lengths, None))

@@ -11,47 +11,70 @@ struct HostPlan {
   std::vector<TileSplits> tile_splits;
 };
 
-inline HostPlan plan_on_host(const PlanDecodeParams& p) {
-  const int32_t tiles = p.batch * p.plan.row_tiles;
-  HostPlan plan;
-  plan.items.assign(p.plan.max_items, WorkItem{});
-  plan.part_offsets.assign(p.plan.parts + 1, 0);
-  int64_t total = 0, start = 0;
-  for (int32_t tile = 0; tile < tiles; ++tile) total += tile_cost(p, tile).cost;
-  const int64_t length = part_length(p, total);
-  int32_t items = 0, partials = 0;
-  for (int32_t tile = 0; tile < tiles; ++tile) {
-    const TileCost cost = tile_cost(p, tile);
-    const TileCut cut = cut_tile(p, cost, start, length);
-    plan.tile_splits.push_back({cut.count >= 2 ? partials : -1, cut.count});
-    const int32_t request = tile / p.plan.row_tiles;
-    for (int32_t i = 0; i < cut.count; ++i) {
-      const Piece piece = cut_piece(p, cost, cut, i, start, length);
-      const int64_t end = std::min<int64_t>(int64_t{piece.block_end} * kBlockTokens, p.kv_lens[request]);
-      require(items < p.plan.max_items, "the host's plan has too many items");
-      require(piece.part >= 0 && piece.part < p.plan.parts, "the host's plan has an item outside its parts");
-      plan.items[items++] = {request,
-                             tile % p.plan.row_tiles,
-                             piece.block_begin * kBlockTokens,
-                             static_cast<int32_t>(end),
-                             cut.count >= 2 ? partials + i : -1,
-                             {0, 0, 0}};
-      for (int32_t part = piece.part + 1; part <= p.plan.parts; ++part) ++plan.part_offsets[part];
-    }
-    if (cut.count >= 2) partials += cut.count;
-    start += cost.cost;
+inline SplitRule rule_on_host(const PlanDecodeParams& p) {
+  BatchWork work = BatchWork::none();
+  for (int32_t b = 0; b < p.batch; ++b) work.add(request_work(p, b, most_blocks(p)));
+  SplitRule rule = split_rule(p, work);
+  if (!even_trials(rule)) return rule;
+  for (int32_t trial = 0; trial < kEvenTrials; ++trial) {
+    const int32_t capacity = even_capacity(rule, trial);
+    int64_t pieces = 0;
+    for (int32_t b = 0; b < p.batch; ++b) pieces += even_pieces(rule, request_work(p, b, most_blocks(p)), capacity);
+    if (pieces > rule.groups) continue;
+    cut_evenly(rule, capacity);
+    break;
   }
+  return rule;
+}
+
+inline HostPlan plan_on_host(const PlanDecodeParams& p, const SplitRule& rule) {
+  const int64_t tiles = int64_t{p.batch} * p.plan.row_tiles;
+  HostPlan plan;
+  plan.tile_splits.assign(tiles, {-1, 0});
+  std::vector<std::vector<WorkItem>> parts(p.plan.parts);
+  int32_t start = 0, index = 0, partials = 0;
+  for (int32_t unit = 0; unit < rule.units; ++unit) {
+    const int32_t request = rule.by_request ? unit : unit / p.plan.row_tiles;
+    const int32_t blocks = unit_blocks(p, rule, unit);
+    const UnitCut cut = cut_unit(p, rule, blocks, start);
+    for (int32_t tile = 0; tile < rule.width && cut.count > 0; ++tile) {
+      const int32_t row_tile = rule.by_request ? tile : unit % p.plan.row_tiles;
+      plan.tile_splits[request * p.plan.row_tiles + row_tile] = {cut.count >= 2 ? partials : -1, cut.count};
+      for (int32_t i = 0; i < cut.count; ++i) {
+        const int32_t group = piece_group(rule, cut, i, index + i);
+        require(group >= 0 && group < rule.groups, "the host's plan has an item outside its parts");
+        parts[group * rule.width + tile].push_back({request,
+                                                    row_tile,
+                                                    piece_begin(rule, cut, i, blocks) * kBlockTokens,
+                                                    piece_end(rule, cut, i, blocks, p.kv_lens[request]),
+                                                    cut.count >= 2 ? partials + i : -1,
+                                                    {0, 0, 0}});
+      }
+      if (cut.count >= 2) partials += cut.count;
+    }
+    index += cut.count;
+    start += unit_cost(p, blocks);
+  }
+  plan.part_offsets.push_back(0);
+  for (const std::vector<WorkItem>& part : parts) {
+    plan.items.insert(plan.items.end(), part.begin(), part.end());
+    plan.part_offsets.push_back(static_cast<int32_t>(plan.items.size()));
+  }
+  require(static_cast<int32_t>(plan.items.size()) <= p.plan.max_items, "the host's plan has too many items");
   require(partials <= max_partials(tiles, p.plan.parts, p.batch_invariant), "the host's plan has too many partials");
+  plan.items.resize(p.plan.max_items, WorkItem{});
   return plan;
 }
 
-inline void check_plan(Random& random, int32_t batch, int64_t longest, bool ragged, bool batch_invariant) {
+// Returns how the batch was cut. `alike`: one length for all requests, and a row tile or several for each.
+inline Cut check_plan(Random& random, int32_t batch, int64_t longest, bool ragged, bool alike, bool batch_invariant) {
   PlanDecodeParams p{};
   p.batch = batch;
   p.heads = pick(random, 1, 128);
   p.max_q_len = pick(random, 1, 4);
   p.overhead_blocks = pick(random, 0, 6);
   p.min_part_blocks = pick(random, 0, 4);
+  p.slack = pick(random, 0, 20);
   p.batch_invariant = batch_invariant;
   const Variant& variant = decode_variants()[pick(random, 0, decode_variants().size() - 1)];
   const int32_t tile_rows = choose_tile_rows(variant, int64_t{p.heads} * p.max_q_len);
@@ -59,7 +82,8 @@ inline void check_plan(Random& random, int32_t batch, int64_t longest, bool ragg
   std::vector<int32_t> kv_lens(batch), cu_q_lens(batch + 1, 0);
   for (int32_t b = 0; b < batch; ++b) {
     kv_lens[b] = pick(random, 0, 4) == 0 ? pick(random, -2, 0) : pick(random, 1, longest);
-    cu_q_lens[b + 1] = cu_q_lens[b] + pick(random, 0, p.max_q_len);
+    if (alike) kv_lens[b] = b == 0 ? std::max(kv_lens[0], 1) : kv_lens[0];
+    cu_q_lens[b + 1] = cu_q_lens[b] + (alike ? p.max_q_len : pick(random, 0, p.max_q_len));
   }
   PlanArrays arrays(batch, row_tiles, tile_rows, pick(random, 1, 300), batch_invariant);
   const Array<int32_t> device_kv_lens(kv_lens), device_cu_q_lens(cu_q_lens);
@@ -72,32 +96,39 @@ inline void check_plan(Random& random, int32_t batch, int64_t longest, bool ragg
   const auto tile_splits = arrays.tile_splits.download();
   p.kv_lens = kv_lens.data();
   p.cu_q_lens = ragged ? cu_q_lens.data() : nullptr;
-  const HostPlan expected = plan_on_host(p);
+  const SplitRule rule = rule_on_host(p);
+  const HostPlan expected = plan_on_host(p, rule);
   const std::string where = "plan_decode, batch " + std::to_string(batch) + ", heads " + std::to_string(p.heads) +
                             ", q " + std::to_string(p.max_q_len) + ", parts " + std::to_string(p.plan.parts);
   require(same_bits(tile_splits, expected.tile_splits), where + ": tile_splits");
   require(same_bits(part_offsets, expected.part_offsets), where + ": part_offsets");
   require(same_bits(items, expected.items), where + ": items");
+  return rule.cut;
 }
 
 inline std::string plan_group(bool quick) {
   Random random(7);
   int count = 0;
+  int cuts[4] = {};
   for (bool batch_invariant : {false, true}) {
     for (bool ragged : {false, true}) {
-      for (int32_t batch : {1, 2, 3, 31, 128, 1024}) {
-        if (quick && batch > 31) continue;
-        for (int64_t longest : {int64_t{100}, int64_t{9000}, int64_t{0x7FFFFFFF}}) {
-          check_plan(random, batch, longest, ragged, batch_invariant);
-          ++count;
+      for (bool alike : {false, true}) {
+        for (int32_t batch : {1, 2, 3, 31, 128, 1024}) {
+          if (quick && batch > 31) continue;
+          for (int64_t longest : {100, 2000, 9000, 200000, 0x7FFFFFFF}) {
+            for (int repeat = 0; repeat < (quick ? 1 : 3); ++repeat, ++count) {
+              ++cuts[static_cast<int>(check_plan(random, batch, longest, ragged, alike, batch_invariant))];
+            }
+          }
         }
       }
     }
     if (quick) continue;
-    check_plan(random, 100000, 5000, true, batch_invariant);
+    check_plan(random, 100000, 5000, true, false, batch_invariant);
     ++count;
   }
-  return std::to_string(count) + " plans";
+  return std::to_string(count) + " plans: " + std::to_string(cuts[0]) + " whole, " + std::to_string(cuts[1]) +
+         " even, " + std::to_string(cuts[2]) + " line, " + std::to_string(cuts[3]) + " invariant";
 }
 
 }  // namespace mla::test

@@ -118,6 +118,7 @@ class DecodeCase {
             shape.max_q_len,
             /*overhead_blocks=*/1,
             /*min_part_blocks=*/1,
+            /*slack=*/3,
             shape.batch_invariant};
   }
 
