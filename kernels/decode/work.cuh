@@ -49,7 +49,7 @@ __device__ __forceinline__ bool find_tile(const DecodeParams& p, const WorkItem&
   tile.request_row = static_cast<int32_t>(request_row);
   tile.request = request;
   tile.kv_begin = max_of(item.kv_begin, 0) / kBlockTokens * kBlockTokens;
-  tile.kv_end = min_of(item.kv_end, kv_len);
+  tile.kv_end = max_of(min_of(item.kv_end, kv_len), 0);
   if (tile.kv_end > table_tokens) tile.kv_end = static_cast<int32_t>(table_tokens);
   tile.partial = max_of(item.partial, -1);
   tile.diagonal = kv_len - queries + 1;

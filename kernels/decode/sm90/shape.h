@@ -149,7 +149,7 @@ struct Ring {
 
 // Blocks of a tile; at least one, so that an item without keys (of a stale plan) writes its empty rows all the same.
 __device__ __forceinline__ int32_t block_count(const Tile& tile) {
-  return max_of(ceil_div(tile.kv_end - tile.kv_begin, kBlockTokens), 1);
+  return ceil_div(max_of(tile.kv_end - tile.kv_begin, 1), kBlockTokens);
 }
 
 }  // namespace mla::sm90

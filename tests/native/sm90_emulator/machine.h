@@ -124,7 +124,7 @@ class Machine {
     std::vector<uint32_t> pace(warps_.size());  // of eight turns, how many a warp gets
     for (uint32_t& turns : pace) turns = 1 + random() % 8;
     const uint32_t engine = 1 + random() % 4;
-    constexpr int kPatience = 300000;
+    constexpr int kPatience = 3000000;
     for (int turn = 0; turn < kPatience; ++turn) {
       bool running = false;
       for (current = 0; current < count; ++current) {
