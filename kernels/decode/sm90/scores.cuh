@@ -48,21 +48,21 @@ __device__ __forceinline__ uint32_t score_block(uint32_t ring, uint32_t queries,
                                                 Scores<Shape>& score) {
   uint32_t rope = 0;
 #pragma unroll
-  for (int i = 0; i < kBlockSlots; ++i) {
+  for (int i = 0; i < Shape::kBlockSlots; ++i) {
     ptx::mbarrier_wait(full + position.slot * 8, position.parity);
-    const uint32_t slot = ring + position.slot * kSlotBytes;
+    const uint32_t slot = ring + position.slot * Shape::kSlotBytes;
     const uint32_t keys = ptx::matrix_operand(slot);
     ptx::wgmma_fence();  // after every wait, else the products are run one by one
 #pragma unroll
-    for (int c = 0; c < kSlotChunks; ++c) {
+    for (int c = 0; c < Shape::kSlotChunks; ++c) {
 #pragma unroll
       for (int k = 0; k < kChunkColumns / 16; ++k) {
         ptx::wgmma<Element, /*kTransposed=*/false>(
             score, keys + (c * kChunkBytes + k * 32) / 16,
-            queries + ((i * kSlotChunks + c) * Shape::kQueryChunkBytes + k * 32) / 16, (i | c | k) != 0);
+            queries + ((i * Shape::kSlotChunks + c) * Shape::kQueryChunkBytes + k * 32) / 16, (i | c | k) != 0);
       }
     }
-    rope = slot + (kSlotChunks - 1) * kChunkBytes;
+    rope = slot + (Shape::kSlotChunks - 1) * kChunkBytes;
     position.advance();
   }
   ptx::wgmma_commit();
@@ -178,14 +178,16 @@ __device__ __forceinline__ void write_weights(const Scores<Shape>& score, uint32
   }
 }
 
-// Zeros for the values of the block's tokens from `first` on, if there are any, which may be NaN: a weight of 0 does not silence them.
+// Zeros for the values of the block's tokens from `first` on, if there are any, which may be NaN: a weight of 0 does
+// not silence them.
 template <class Shape>
 __device__ __forceinline__ void clear_values(uint32_t ring, const Ring<Shape>& block, int32_t first) {
   constexpr int kVectors = kLineBytes / 16;
   const int32_t lines = kBlockTokens - max_of(first, 0);
 #pragma unroll 1
   for (int c = 0; c < kLatentChunks; ++c) {
-    const uint32_t chunk = ring + block.slot_after(c / kSlotChunks) * kSlotBytes + (c % kSlotChunks) * kChunkBytes;
+    const uint32_t chunk =
+        ring + block.slot_after(c / Shape::kSlotChunks) * Shape::kSlotBytes + (c % Shape::kSlotChunks) * kChunkBytes;
     const uint32_t start = chunk + (kBlockTokens - lines) * kLineBytes;
     for (int i = threadIdx.x % kGroupThreads; i < lines * kVectors; i += kGroupThreads) {
       ptx::store_shared_zeros_16(start + i * 16);
