@@ -9,6 +9,7 @@ set(JAX_MLA_CUDA_SOURCES
     decode/generic/decode.cu
     decode/generic/bf16.cu
     decode/generic/f16.cu
+    decode/generic/e4m3fn.cu
     cache/generic/update.cu
     merge/generic/merge.cu)
 list(TRANSFORM JAX_MLA_CUDA_SOURCES PREPEND "${CMAKE_CURRENT_LIST_DIR}/")

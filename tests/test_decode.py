@@ -183,16 +183,47 @@ def test_tables_that_point_nowhere(implementation):
     np.testing.assert_array_equal(lse, -np.inf)
 
 
-def test_nan_of_one_request_stays_there(implementation):
+@pytest.mark.parametrize("cache_dtype", ["bfloat16", "float8_e4m3fn"])
+def test_nan_of_one_request_stays_there(cache_dtype, implementation):
     """A request whose own cached tokens are NaN spoils no other."""
-    inputs = cases.make(cases.DecodeCase("", (200, 100, 64), heads=8))
+    case = cases.DecodeCase("", (200, 100, 64), heads=8, cache_dtype=cache_dtype)
+    inputs = cases.make(case)
     cache = inputs.cache.copy()
-    cache[inputs.page_table[1, 0], 5] = np.nan
+    cache[inputs.page_table[1, 0], 5, 77] = np.nan
+    with kernel_or_refusal(implementation, case):
+        out, lse = decode(dataclasses.replace(inputs, cache=cache), implementation)
+        truth = oracle.decode(*inputs.args, **inputs.arrays, **inputs.static)
+        others = np.array([0, 2])
+        oracle.assert_attention((out[others], lse[others]), tuple(x[others] for x in truth), 1e-2)
+        assert np.isnan(np.asarray(out[1], np.float32)).all() and np.isnan(lse[1]).all()
+
+
+@pytest.mark.leave_out("xla*", "cpu*", "cuda:sm90")  # there a weight of 0 times NaN is NaN
+@pytest.mark.parametrize("cache_dtype", ["bfloat16", "float8_e4m3fn"])
+def test_nan_hidden_by_causality(cache_dtype, implementation):
+    """A cached token of NaN spoils the queries that see it, and not those before it in the same tile."""
+    case = cases.DecodeCase("", (150, 70), heads=6, q_lens=4, cache_dtype=cache_dtype)
+    inputs = cases.make(case)
+    cache = inputs.cache.copy()
+    cache[inputs.page_table[0, 148 // 64], 148 % 64, 511] = np.nan  # the last query but one is the first to see it
     out, lse = decode(dataclasses.replace(inputs, cache=cache), implementation)
-    truth = oracle.decode(*inputs.args, **inputs.static)
-    others = np.array([0, 2])
-    oracle.assert_attention((out[others], lse[others]), tuple(x[others] for x in truth), 1e-2)
-    assert np.isnan(np.asarray(out[1], np.float32)).all()
+    truth = oracle.decode(*inputs.args, **inputs.arrays, **inputs.static)
+    sees = np.zeros((2, 4), bool)
+    sees[0, 2:] = True
+    oracle.assert_attention((out[~sees], lse[~sees]), tuple(x[~sees] for x in truth), 1e-2)
+    assert np.isnan(np.asarray(out[sees], np.float32)).all() and np.isnan(lse[sees]).all()
+
+
+@pytest.mark.parametrize("exponent", [-80, 40])
+def test_queries_beyond_halves(exponent, implementation):
+    """bf16 queries over an fp8 cache keep their range: kernels that multiply halves have to scale them."""
+    case = cases.BY_NAME["fp8_cache"]
+    inputs = cases.make(case)
+    scaled = dataclasses.replace(inputs, q=inputs.q * np.asarray(2.0**exponent, inputs.q.dtype))
+    static = inputs.static | {"scale": cases.SCALE * 2.0**-exponent}
+    with kernel_or_refusal(implementation, case):
+        got = compiled(implementation, **static)(*scaled.args, **scaled.arrays)
+        oracle.assert_attention(got, oracle.decode(*inputs.args, **inputs.arrays, **inputs.static), 1e-2)
 
 
 def test_lse_is_natural(implementation):

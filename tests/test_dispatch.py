@@ -36,6 +36,21 @@ def test_cuda_kernels_are_built():
     assert dispatch.default_platform() == "cuda"
 
 
+@pytest.mark.skipif("cuda" not in _ffi.MODULES, reason="the CUDA module is not built")
+@pytest.mark.parametrize("target", ["sm_80", "sm_89", "sm_90", "sm_100", "sm_120"])
+def test_cuda_table(target):
+    """Every head count, and fp8 caches, from sm_80 on; nothing before it."""
+    for q, cache in [(d, d) for d in ("bfloat16", "float16", "float8_e4m3fn")] + [
+        ("bfloat16", "float8_e4m3fn"),
+        ("float16", "float8_e4m3fn"),
+    ]:
+        for heads in (*range(1, 129), 144, 1024):
+            choice = explain(num_heads=heads, q_dtype=q, cache_dtype=cache, page_size=1, target=target)
+            assert choice.row is not None and choice.heads.padded_heads == heads, str(choice)
+        assert explain(q_dtype=q, cache_dtype=cache, target="sm_75").row is None
+    assert explain(cache_dtype="float8_e4m3fnuz", target=target).row is None
+
+
 def test_a_named_implementation_runs_its_kernel():
     for name in ("cpu", "cpu:portable"):
         assert KERNEL in program(name)

@@ -17,8 +17,8 @@ Capability row(const char* operation, const char* q_dtype, const char* cache_dty
   return {operation, "generic", kArchitecture, q_dtype, cache_dtype, {}, {}, {}, 0, {}};
 }
 
-Capability decode_row(const char* dtype) {
-  Capability decode = row("mla_decode", dtype, dtype);
+Capability decode_row(const char* q_dtype, const char* cache_dtype) {
+  Capability decode = row("mla_decode", q_dtype, cache_dtype);
   decode.planner_heads = decode.reducer_heads = {{1, 128, 1}, {144, 4096, 16}};
   decode.tile_rows = {16, 32, 64};
   return decode;
@@ -27,7 +27,7 @@ Capability decode_row(const char* dtype) {
 #if defined(JAX_MLA_SM90)
 // sm_90a's instructions are of compute capability 9.0 alone.
 Capability sm90_row(const char* dtype) {
-  Capability decode = decode_row(dtype);
+  Capability decode = decode_row(dtype, dtype);
   decode.variant = "sm90";
   decode.architecture = "sm_90";
   decode.tile_rows.assign(std::begin(sm90::kTileSizes), std::end(sm90::kTileSizes));
@@ -39,7 +39,8 @@ Capability sm90_row(const char* dtype) {
 }  // namespace
 
 std::vector<Capability> capabilities() {
-  std::vector<Capability> rows = {decode_row(kBF16), decode_row(kF16)};
+  std::vector<Capability> rows = {decode_row(kBF16, kBF16), decode_row(kF16, kF16)};
+  for (const char* q_dtype : {kBF16, kF16, kE4M3FN}) rows.push_back(decode_row(q_dtype, kE4M3FN));
 #if defined(JAX_MLA_SM90)
   // Behind the generic rows, so chosen by name alone, until every test and sanitizer has passed on the hardware.
   rows.push_back(sm90_row(kBF16));

@@ -1,6 +1,8 @@
 // mla_decode's entry on CUDA: picks the kernel for the call, launches it and then the reduction.
+#include <algorithm>
 #include <limits>
 #include <string>
+#include <vector>
 
 #include "kernels/capability.h"
 #include "kernels/cuda/launch.h"
@@ -51,9 +53,33 @@ Error check(const DecodeParams& p) {
   return {};
 }
 
-// The one rule of which kernel runs. It agrees with the capability table, from which the plan's tiles come.
-Error decode_attention(const DecodeParams& p, const Device& device, bool hopper) {
-  const std::string variant = variants()[p.variant == 0 ? 0 : p.variant - 1];
+bool serves(const std::string& architecture, int32_t compute_capability) {  // "sm_90", "sm_80+"
+  const bool later = architecture.back() == '+';
+  const int32_t least = std::stoi(architecture.substr(3));
+  return later ? compute_capability >= least : compute_capability == least;
+}
+
+// The variant of the first capability row that takes the call, as Python chooses it. A plan may have been made for
+// another kernel's tiles: then it is the generic one, which takes them all.
+std::string best_variant(const DecodeParams& p, int32_t compute_capability) {
+  static const std::vector<Capability> kRows = capabilities();
+  for (const Capability& row : kRows) {
+    if (row.operation != std::string("mla_decode") || !serves(row.architecture, compute_capability)) continue;
+    if (row.q_dtype != std::string(name_of(p.q_dtype)) || row.cache_dtype != std::string(name_of(p.cache_dtype))) {
+      continue;
+    }
+    const auto takes_pages = [&](const Range& range) { return contains(range, p.page_size); };
+    const std::vector<int32_t>& sizes = row.tile_rows;
+    const std::vector<Range>& pages = row.page_sizes;
+    if (std::find(sizes.begin(), sizes.end(), p.plan.tile_rows) == sizes.end()) continue;
+    if (pages.empty() || std::any_of(pages.begin(), pages.end(), takes_pages)) return row.variant;
+  }
+  return "generic";
+}
+
+Error decode_attention(const DecodeParams& p, const Device& device, int32_t compute_capability) {
+  const bool hopper = compute_capability == 90;
+  const std::string variant = p.variant == 0 ? best_variant(p, compute_capability) : variants()[p.variant - 1];
 #if defined(JAX_MLA_SM90)
   if (variant == "sm90" && hopper && sm90::takes(p)) return decode_sm90(p, device);
 #endif
@@ -78,7 +104,7 @@ Error decode(const DecodeParams& params, const Device& device) {
   int32_t major = 0, minor = 0;
   error = device_attribute(&major, cudaDevAttrComputeCapabilityMajor, device);
   if (error.empty()) error = device_attribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
-  if (error.empty()) error = decode_attention(params, device, /*hopper=*/major == 9 && minor == 0);
+  if (error.empty()) error = decode_attention(params, device, major * 10 + minor);
   if (!error.empty()) return error;
   return reduce(params, device, /*dependent=*/major >= 9);
 }

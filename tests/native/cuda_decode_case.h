@@ -104,7 +104,8 @@ struct DecodeShapes {
   bool scaled = true;         // fp8: k_scale and, for fp8 queries, q_scale
   bool layer_scales = true;   // k_scale for each layer
   bool all_codes = false;     // fp8: every finite code of the cache equally often
-  int32_t nan_request = -1;   // a NaN in token nan_token of this request
+  float query_magnitude = 1;
+  int32_t nan_request = -1;  // a NaN in token nan_token of this request
   int32_t nan_token = 0;
   const Variant* variant = &generic_variant();  // and so the dtypes
   int32_t tile_rows = 0;                        // 0: the rule of the wrapper
@@ -355,7 +356,8 @@ class DecodeCase {
     const int64_t rows = int64_t{tokens} * shapes_.heads, element_bytes = size_of(p_.q_dtype);
     q_ = Array<uint8_t>(rows * kWidth * element_bytes);
     with_element(p_.q_dtype, [&](auto element) {
-      fill(reinterpret_cast<decltype(element)*>(q_.data()), rows * kWidth, shapes_.seed + 1000);
+      fill(reinterpret_cast<decltype(element)*>(q_.data()), rows * kWidth, shapes_.seed + 1000,
+           shapes_.query_magnitude);
     });
     p_.q_latent = q_.data();
     p_.q_latent_stride = shapes_.pair ? kLatent : kWidth;

@@ -183,6 +183,13 @@ inline std::string scales_group(const Variant& variant, bool) {
           if (all_codes) shapes.scale *= scaled ? 0.5f : 1.0f / 128;  // else one key outweighs all others
           shapes.seed = 70 + tally.count;
           tally.check(shapes);
+          if (variant.q_dtype != DType::kBF16) continue;
+          for (int exponent : {-100, -20, 20, 100}) {  // queries that are no halves
+            shapes.query_magnitude = std::ldexp(1.0f, exponent);
+            shapes.scale = std::ldexp(shapes.scale, -exponent);
+            tally.check(shapes);
+            shapes.scale = std::ldexp(shapes.scale, exponent);
+          }
         }
       }
     }
@@ -203,6 +210,10 @@ inline std::string nan_group(const Variant& variant, bool) {
         shapes.nan_request = 1;
         shapes.nan_token = token;
         shapes.seed = token;
+        tally.check(shapes);
+        if (variant.name != "generic") continue;
+        shapes.max_q_len = 4;  // hidden by causality from some of a tile's queries
+        shapes.nan_token = 199 - token % 4;
         tally.check(shapes);
       }
     }

@@ -120,14 +120,14 @@ __host__ __device__ inline float noise(uint64_t seed, uint64_t i) {
 }
 
 template <class Element>
-__global__ void fill_kernel(Element* values, int64_t count, uint64_t seed) {
+__global__ void fill_kernel(Element* values, int64_t count, uint64_t seed, float magnitude) {
   const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  if (i < count) values[i] = from_float<Element>(noise(seed, i));
+  if (i < count) values[i] = from_float<Element>(magnitude * noise(seed, i));
 }
 
 template <class Element>
-void fill(Element* values, int64_t count, uint64_t seed) {
-  if (count > 0) check(launch("fill", fill_kernel<Element>, grid_of(count), device(), values, count, seed));
+void fill(Element* values, int64_t count, uint64_t seed, float magnitude = 1) {
+  if (count > 0) check(launch("fill", fill_kernel<Element>, grid_of(count), device(), values, count, seed, magnitude));
 }
 
 // --- Bits.

@@ -1,4 +1,5 @@
-// Launches the generic decode kernel for one element type: one source file each, so that they compile side by side.
+// Launches the generic decode kernel for one dtype of the cache: one source file each, so that they compile side by
+// side.
 #pragma once
 
 #include "kernels/cuda/launch.h"
@@ -15,36 +16,38 @@ int fitting_stages(int32_t shared_limit) {
   return stages;
 }
 
-template <class Element, int kTileRows, int kTokens>
+template <class Cached, int kTileRows, int kTokens>
 Error launch_shape(const DecodeParams& params, const Device& device, int stages) {
-  using Shape = DecodeShape<kTileRows, kTokens>;
+  using Shape = DecodeShape<kTileRows, kTokens, sizeof(Cached)>;
   static_assert(kMaxStages * kTokens <= Shape::kThreads, "a thread looks up one slot");
   LaunchShape shape;
   shape.grid = dim3(params.plan.parts);
   shape.block = dim3(Shape::kThreads);
   shape.shared_bytes = shared_bytes<Shape>(stages);
-  return launch("mla_decode's generic kernel", decode_kernel<Element, Shape>, shape, device, params, stages);
+  return launch("mla_decode's generic kernel", decode_kernel<Cached, Shape>, shape, device, params, stages);
 }
 
 // Blocks of kLarge tokens where at least two fit in shared memory (a data-centre GPU), else of kSmall.
-template <class Element, int kTileRows, int kLarge, int kSmall>
+template <class Cached, int kTileRows, int kLarge, int kSmall>
 Error launch_rows(const DecodeParams& params, const Device& device, int32_t shared_limit) {
-  const int large = fitting_stages<DecodeShape<kTileRows, kLarge>>(shared_limit);
-  if (large >= 2) return launch_shape<Element, kTileRows, kLarge>(params, device, large);
-  const int small = fitting_stages<DecodeShape<kTileRows, kSmall>>(shared_limit);
-  if (small >= 2) return launch_shape<Element, kTileRows, kSmall>(params, device, small);
+  const int large = fitting_stages<DecodeShape<kTileRows, kLarge, sizeof(Cached)>>(shared_limit);
+  if (large >= 2) return launch_shape<Cached, kTileRows, kLarge>(params, device, large);
+  const int small = fitting_stages<DecodeShape<kTileRows, kSmall, sizeof(Cached)>>(shared_limit);
+  if (small >= 2) return launch_shape<Cached, kTileRows, kSmall>(params, device, small);
   return "jax_mla: mla_decode's generic kernel needs " +
-         std::to_string(shared_bytes<DecodeShape<kTileRows, kSmall>>(2)) + " bytes of shared memory a block, device " +
-         std::to_string(device.ordinal) + " has " + std::to_string(shared_limit);
+         std::to_string(shared_bytes<DecodeShape<kTileRows, kSmall, sizeof(Cached)>>(2)) +
+         " bytes of shared memory a block, device " + std::to_string(device.ordinal) + " has " +
+         std::to_string(shared_limit);
 }
 
-template <class Element>
+template <class Cached>
 Error launch_generic(const DecodeParams& params, const Device& device, int32_t shared_limit) {
   // A plan for another kernel's tiles runs in the next larger instance, whose last rows then do not exist.
   const int32_t rows = params.plan.tile_rows;
-  if (rows >= 1 && rows <= 16) return launch_rows<Element, 16, 64, 32>(params, device, shared_limit);
-  if (rows >= 1 && rows <= 32) return launch_rows<Element, 32, 64, 32>(params, device, shared_limit);
-  if (rows >= 1 && rows <= 64) return launch_rows<Element, 64, 32, 16>(params, device, shared_limit);
+  if (rows >= 1 && rows <= 16) return launch_rows<Cached, 16, 64, 32>(params, device, shared_limit);
+  if (rows >= 1 && rows <= 32) return launch_rows<Cached, 32, 64, 32>(params, device, shared_limit);
+  constexpr int kSmall64 = sizeof(Cached) == 1 ? 32 : 16;
+  if (rows >= 1 && rows <= 64) return launch_rows<Cached, 64, 2 * kSmall64, kSmall64>(params, device, shared_limit);
   return "jax_mla: mla_decode's generic kernel takes plans with 1 to 64 rows a tile, this one has " +
          std::to_string(rows);
 }

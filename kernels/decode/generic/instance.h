@@ -10,5 +10,6 @@ Error decode_generic(const DecodeParams& params, const Device& device, int32_t s
 // Its instances, by the dtype of the cache.
 Error decode_generic_bf16(const DecodeParams& params, const Device& device, int32_t shared_limit);
 Error decode_generic_f16(const DecodeParams& params, const Device& device, int32_t shared_limit);
+Error decode_generic_e4m3fn(const DecodeParams& params, const Device& device, int32_t shared_limit);
 
 }  // namespace mla

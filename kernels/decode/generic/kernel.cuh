@@ -10,42 +10,18 @@
 
 #include "kernels/cuda/element.cuh"
 #include "kernels/cuda/ptx.cuh"
+#include "kernels/decode/generic/fragments.cuh"
+#include "kernels/decode/generic/queries.cuh"
 #include "kernels/decode/generic/shape.h"
 #include "kernels/decode/softmax.h"
 #include "kernels/decode/work.cuh"
 
 namespace mla {
 
-// This lane's A fragments of its warp's rows and quarter of the columns; rows that do not exist are 0.
-template <class Element, class Shape>
-__device__ __forceinline__ void load_queries(const DecodeParams& p, const Tile& tile, int row_group, int quarter,
-                                             uint32_t (&queries)[Shape::kRowFragments][Shape::kSteps][4]) {
-  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-#pragma unroll
-  for (int m = 0; m < Shape::kRowFragments; ++m) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = (row_group * Shape::kRowFragments + m) * 16 + half * 8 + g;
-      const bool exists = row < tile.rows;
-      const int64_t global_row = tile.first_row + (exists ? row : 0);
-      const auto* latent = static_cast<const Element*>(p.q_latent) + global_row * p.q_latent_stride;
-      const auto* rope = static_cast<const Element*>(p.q_rope) + global_row * p.q_rope_stride;
-#pragma unroll
-      for (int k = 0; k < Shape::kSteps; ++k) {
-        const int column = (quarter * Shape::kSteps + k) * 16;
-        const Element* source = (column < kLatent ? latent + column : rope + (column - kLatent)) + 2 * t;
-        queries[m][k][half] = exists ? *reinterpret_cast<const uint32_t*>(source) : 0;
-        queries[m][k][half + 2] = exists ? *reinterpret_cast<const uint32_t*>(source + 8) : 0;
-      }
-    }
-  }
-}
-
-// Starts the copy of a block's tokens; masked ones become zeros, so that 0 * NaN never meets the output. Eight threads
-// copy a token, 128 bytes at a time.
-template <class Element, class Shape>
-__device__ __forceinline__ void load_block(const Element* layer, uint32_t block, const int32_t* slots) {
-  constexpr int kLanes = 8;
+// Starts the copy of a block's tokens; masked ones become zeros, so that 0 * NaN never meets the output.
+template <class Shape>
+__device__ __forceinline__ void load_block(const unsigned char* layer, uint32_t block, const int32_t* slots) {
+  constexpr int kLanes = Shape::kCopyLanes;
   constexpr int kTokensAtOnce = Shape::kThreads / kLanes;
   const int lane = threadIdx.x % kLanes;
 #pragma unroll
@@ -54,38 +30,38 @@ __device__ __forceinline__ void load_block(const Element* layer, uint32_t block,
     if (Shape::kTokens % kTokensAtOnce != 0 && token >= Shape::kTokens) break;
     const int32_t slot = slots[token];
     const bool valid = slot >= 0;
-    const Element* source = layer + int64_t{valid ? slot : 0} * kWidth + lane * 8;
-    const uint32_t target = block + token * Shape::kTokenBytes + ((lane ^ (token & 7)) << 4);
+    const unsigned char* source = layer + int64_t{valid ? slot : 0} * Shape::kTokenBytes + lane * 16;
+    const uint32_t target = block + token * Shape::kTokenBytes + ((lane ^ Shape::swizzle(token)) << 4);
 #pragma unroll
     for (int i = 0; i < Shape::kTokenChunks / kLanes; ++i) {
-      ptx::cp_async_16(target + i * kLanes * 16, source + i * kLanes * 8, valid);
+      ptx::cp_async_16(target + i * kLanes * 16, source + i * kLanes * 16, valid);
     }
   }
 }
 
 // A warp's part of Q K^T, written to its quarter of the scores.
-template <class Element, class Shape>
-__device__ __forceinline__ void score_block(const uint32_t (&queries)[Shape::kRowFragments][Shape::kSteps][4],
-                                            uint32_t block, SharedMemory<Shape>& shared, int row_group, int token_group,
-                                            int quarter) {
+template <class Cached, class Shape>
+__device__ __forceinline__ void score_block(const Queries<Shape>& queries, uint32_t block, SharedMemory<Shape>& shared,
+                                            int row_group, int token_group, int quarter) {
+  using Fragments = Fragments<Cached, Shape>;
+  using Element = typename Fragments::Element;
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  // K as B fragments: [token][column] is B transposed, as ldmatrix wants it. Matrices: tokens 0-7 columns 0-7, tokens
-  // 0-7 columns 8-15, tokens 8-15 columns 0-7, tokens 8-15 columns 8-15: b0 and b1 of two neighbouring products.
-  const int lane_token = token_group * Shape::kTokenPairs * 16 + (lane / 16) * 8 + lane % 8;
-  const uint32_t lane_row = block + lane_token * Shape::kTokenBytes;
+  const uint32_t lane_block =
+      block + token_group * Shape::kTokenPairs * 16 * Shape::kTokenBytes + Fragments::key_offset(lane, quarter);
   // Registers allow 64 rows only one pair of products at once.
   constexpr int kAtOnce = Shape::kRows == 64 ? 1 : Shape::kTokenPairs;
-#pragma unroll
+  constexpr int kUnrolled = Shape::kRows == 64 && Shape::kElementBytes == 1 ? 1 : Shape::kTokenPairs / kAtOnce;
+#pragma unroll(kUnrolled)
   for (int first = 0; first < Shape::kTokenPairs; first += kAtOnce) {
     float sum[kAtOnce][2][Shape::kRowFragments][4] = {};
+    typename Fragments::Search nan[kAtOnce];
 #pragma unroll
     for (int k = 0; k < Shape::kSteps; ++k) {
-      const int chunk = (quarter * Shape::kSteps + k) * 2 + (lane / 8) % 2;
-      const uint32_t offset = (chunk ^ (lane % 8)) << 4;
 #pragma unroll
       for (int pair = 0; pair < kAtOnce; ++pair) {
         uint32_t keys[4];
-        ptx::ldmatrix_x4(keys, lane_row + (first + pair) * 16 * Shape::kTokenBytes + offset);
+        const int offset = (first + pair) * 16 * Shape::kTokenBytes + k * Shape::kKeyStep * Shape::kElementBytes;
+        Fragments::load_keys(keys, lane_block + offset, nan[pair]);
 #pragma unroll
         for (int m = 0; m < Shape::kRowFragments; ++m) {
           ptx::mma_m16n8k16<Element>(sum[pair][0][m], queries[m][k], keys[0], keys[1]);
@@ -97,6 +73,7 @@ __device__ __forceinline__ void score_block(const uint32_t (&queries)[Shape::kRo
     for (int pair = 0; pair < kAtOnce; ++pair) {
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
+        nan[pair].mark(n, sum[pair][n]);
         const int token = (token_group * Shape::kTokenPairs + first + pair) * 16 + n * 8 + 2 * t;
 #pragma unroll
         for (int m = 0; m < Shape::kRowFragments; ++m) {
@@ -117,6 +94,15 @@ struct Softmax {
   float sum[Shape::kSoftmaxPasses];        // over this lane's keys
 };
 
+// Where registers are short, asked for anew, so that nothing that follows from it is kept through the loop over keys.
+template <class Shape>
+__device__ __forceinline__ int thread_number() {
+  if (Shape::kRows < 64) return threadIdx.x;
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;\n" : "=r"(thread));
+  return thread;
+}
+
 // Sum of the four quarters, masked, as weights 2^(score - reference). True: some row has to be rescaled.
 template <class Element, class Shape>
 __device__ __forceinline__ bool weigh_block(SharedMemory<Shape>& shared, const int32_t* slots, int32_t first_token,
@@ -124,13 +110,18 @@ __device__ __forceinline__ bool weigh_block(SharedMemory<Shape>& shared, const i
   constexpr int kTokens = Shape::kTokens;
   constexpr int kVectors = Shape::kSoftmaxVectors;
   constexpr uint32_t kWholeWarp = 0xFFFFFFFF;
-  const int lane = threadIdx.x % Shape::kSoftmaxLanes;
+  const int thread = thread_number<Shape>(), lane = thread % Shape::kSoftmaxLanes;
   bool rescaled = false;
 #pragma unroll
   for (int pass = 0; pass < Shape::kSoftmaxPasses; ++pass) {
-    const int row = pass * Shape::kSoftmaxRows + static_cast<int>(threadIdx.x) / Shape::kSoftmaxLanes;
+    const int row = pass * Shape::kSoftmaxRows + thread / Shape::kSoftmaxLanes;
     if (Shape::kRows < Shape::kSoftmaxRows && row >= Shape::kRows) break;  // whole warps
     const int32_t visible = shared.visible_end[row] - first_token;
+    float scales[Shape::kQuarters];
+#pragma unroll
+    for (int quarter = 0; quarter < Shape::kQuarters; ++quarter) {
+      scales[quarter] = Shape::kElementBytes == 1 ? shared.query_scale[row][quarter] : 1.0f;
+    }
     float score[kVectors][4];
     float highest = -INFINITY;
 #pragma unroll
@@ -144,10 +135,11 @@ __device__ __forceinline__ bool weigh_block(SharedMemory<Shape>& shared, const i
 #pragma unroll
         for (int quarter = 0; quarter < Shape::kQuarters; ++quarter) {
           const float4 part = *reinterpret_cast<const float4*>(&shared.scores[quarter][row][token]);
-          score[v][0] += part.x;
-          score[v][1] += part.y;
-          score[v][2] += part.z;
-          score[v][3] += part.w;
+          const float factor = scales[quarter];
+          score[v][0] += part.x * factor;
+          score[v][1] += part.y * factor;
+          score[v][2] += part.z * factor;
+          score[v][3] += part.w * factor;
         }
       }
       score[v][0] = slot.x >= 0 && token + 0 < visible ? score[v][0] * scale : -INFINITY;
@@ -192,6 +184,19 @@ __device__ __forceinline__ bool weigh_block(SharedMemory<Shape>& shared, const i
   return rescaled;
 }
 
+// Zeros for what is not finite in the values of tokens from `first` on, some of whose rows do not see them: their
+// weight of 0 would make it NaN. Rows that do see a NaN have a weight of NaN.
+template <class Cached, class Shape>
+__device__ __forceinline__ void hide_nan(unsigned char* block, int32_t first, int32_t end) {
+  const int thread = thread_number<Shape>(), warp = thread / 32, lane = thread % 32;
+#pragma unroll 1  // seldom needed: registers count, not time
+  for (int32_t token = first + warp; token < end; token += Shape::kWarps) {
+    auto* words = reinterpret_cast<uint32_t*>(block + token * Shape::kTokenBytes);
+#pragma unroll 1
+    for (int i = lane; i < Shape::kTokenBytes / 4; i += 32) words[i] = Fragments<Cached, Shape>::finite(words[i]);
+  }
+}
+
 template <class Shape>
 using Output = float[Shape::kOutRowFragments][2 * Shape::kOutPairs][4];
 
@@ -212,15 +217,15 @@ __device__ __forceinline__ void rescale_output(const float* rescale, Output<Shap
 }
 
 // O += P V for the 64 columns of this warp.
-template <class Element, class Shape>
+template <class Cached, class Shape>
 __device__ __forceinline__ void accumulate_block(uint32_t weights, uint32_t block, Output<Shape>& out) {
+  using Fragments = Fragments<Cached, Shape>;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   // P as A fragments. Matrices: rows 0-7 tokens 0-7, rows 8-15 tokens 0-7, rows 0-7 tokens 8-15, rows 8-15 tokens 8-15.
-  const uint32_t lane_weights = weights + ((lane / 8 % 2 * 8 + lane % 8) * Shape::kWeightStride + lane / 16 * 8) * 2;
-  // V as B fragments: [token][column] is B itself, so transposed by ldmatrix. Matrices: tokens 0-7 columns 0-7, tokens
-  // 8-15 columns 0-7, tokens 0-7 columns 8-15, tokens 8-15 columns 8-15.
-  const uint32_t lane_row = block + (lane / 8 % 2 * 8 + lane % 8) * Shape::kTokenBytes;
-#pragma unroll
+  const uint32_t lane_weights = weights + (lane % 16 * Shape::kWeightStride + lane / 16 * 8) * 2;
+  const uint32_t lane_block = block + Fragments::value_offset(lane, warp);
+  constexpr int kUnrolled = Shape::kRows == 64 && Shape::kElementBytes == 1 ? 1 : Shape::kTokens / 16;
+#pragma unroll(kUnrolled)
   for (int k = 0; k < Shape::kTokens / 16; ++k) {
     uint32_t p[Shape::kOutRowFragments][4];
 #pragma unroll
@@ -229,24 +234,50 @@ __device__ __forceinline__ void accumulate_block(uint32_t weights, uint32_t bloc
     }
 #pragma unroll
     for (int pair = 0; pair < Shape::kOutPairs; ++pair) {
-      const int chunk = warp * (Shape::kOutColumns / 8) + pair * 2 + lane / 16;
       uint32_t values[4];
-      ptx::ldmatrix_x4_trans(values, lane_row + k * 16 * Shape::kTokenBytes + ((chunk ^ (lane % 8)) << 4));
+      const int offset = k * 16 * Shape::kTokenBytes + pair * Shape::kValueStep * Shape::kElementBytes;
+      Fragments::load_values(values, lane_block + offset);
 #pragma unroll
       for (int m = 0; m < Shape::kOutRowFragments; ++m) {
-        ptx::mma_m16n8k16<Element>(out[m][2 * pair], p[m], values[0], values[1]);
-        ptx::mma_m16n8k16<Element>(out[m][2 * pair + 1], p[m], values[2], values[3]);
+        ptx::mma_m16n8k16<typename Fragments::Element>(out[m][2 * pair], p[m], values[0], values[1]);
+        ptx::mma_m16n8k16<typename Fragments::Element>(out[m][2 * pair + 1], p[m], values[2], values[3]);
       }
     }
   }
 }
 
+// A lane's columns of 16 in one row, from its part of two products, which it gives a factor; `target`: column 0.
+template <class Cached, class Target>
+__device__ __forceinline__ void store_columns(Target* target, const float (&first)[4], const float (&second)[4],
+                                              int half, float factor) {
+  const int t = threadIdx.x % 4, i = 2 * half;
+  if constexpr (std::is_same_v<Cached, E4M3FN>) {  // the even and the odd columns
+    const float values[4] = {first[i] * factor, second[i] * factor, first[i + 1] * factor, second[i + 1] * factor};
+    Vector<Target, 4> four;
+    for (int c = 0; c < 4; ++c) four.at[c] = from_float<Target>(values[c]);
+    *reinterpret_cast<Vector<Target, 4>*>(target + 4 * t) = four;
+  } else {
+    const Vector<Target, 2> left{{from_float<Target>(first[i] * factor), from_float<Target>(first[i + 1] * factor)}};
+    const Vector<Target, 2> right{{from_float<Target>(second[i] * factor), from_float<Target>(second[i + 1] * factor)}};
+    *reinterpret_cast<Vector<Target, 2>*>(target + 2 * t) = left;
+    *reinterpret_cast<Vector<Target, 2>*>(target + 8 + 2 * t) = right;
+  }
+}
+
+// k_scale of the layer, by which scores and values are multiplied.
+__device__ __forceinline__ float key_scale(const DecodeParams& p) {
+  if (p.k_scale == nullptr) return 1;
+  return p.k_scale[p.k_scales > 1 && p.layer != nullptr ? *p.layer : 0];
+}
+
 // Normalises and stores the rows that exist: to out and lse, or to the item's partial.
-template <class Element, class Shape>
-__device__ __forceinline__ void store_tile(const DecodeParams& p, const Tile& tile, SharedMemory<Shape>& shared,
+template <class Cached, class Shape>
+__device__ __forceinline__ void store_tile(const DecodeParams& p, SharedMemory<Shape>& shared,
                                            const Softmax<Shape>& softmax, const Output<Shape>& out) {
+  const Tile tile = shared.tile;  // before the barrier below, behind which it may be the next item's
   const bool direct = tile.partial < 0;
   const int64_t first_row = direct ? tile.first_row : int64_t{tile.partial} * p.plan.tile_rows;
+  const float value_scale = Shape::kElementBytes == 1 ? key_scale(p) : 1.0f;
 #pragma unroll
   for (int pass = 0; pass < Shape::kSoftmaxPasses; ++pass) {
     const int row = pass * Shape::kSoftmaxRows + static_cast<int>(threadIdx.x) / Shape::kSoftmaxLanes;
@@ -258,14 +289,14 @@ __device__ __forceinline__ void store_tile(const DecodeParams& p, const Tile& ti
     }
     if (threadIdx.x % Shape::kSoftmaxLanes == 0) {
       const bool empty = sum == 0;  // no key was visible: what has the maximum weighs 1 or more
-      shared.inverse[row] = empty ? 0 : 1 / sum;
+      shared.inverse[row] = empty ? 0 : value_scale / sum;
       const float lse = empty ? -INFINITY : softmax.reference[pass] * kLn2 + logf(sum);
       if (row < tile.rows) (direct ? p.lse : p.partial_lse)[first_row + row] = lse;
     }
   }
   __syncthreads();
 
-  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, warp = threadIdx.x / 32;
+  const int lane = threadIdx.x % 32, g = lane / 4, warp = threadIdx.x / 32;
 #pragma unroll
   for (int m = 0; m < Shape::kOutRowFragments; ++m) {
 #pragma unroll
@@ -273,16 +304,22 @@ __device__ __forceinline__ void store_tile(const DecodeParams& p, const Tile& ti
       const int row = m * 16 + half * 8 + g;
       if (row >= tile.rows) continue;
       const float inverse = shared.inverse[row];
-      const int64_t start = (first_row + row) * kLatent + warp * Shape::kOutColumns + 2 * t;
+      const int64_t start = (first_row + row) * kLatent + warp * 16;
+      const auto store = [&](auto* target) {
 #pragma unroll
-      for (int n = 0; n < 2 * Shape::kOutPairs; ++n) {
-        const float first = out[m][n][2 * half] * inverse, second = out[m][n][2 * half + 1] * inverse;
-        if (direct) {
-          *reinterpret_cast<uint32_t*>(static_cast<Element*>(p.out) + start + n * 8) = pack<Element>(first, second);
-        } else {
-          *reinterpret_cast<float2*>(p.partial_out + start + n * 8) = make_float2(first, second);
+        for (int pair = 0; pair < Shape::kOutPairs; ++pair) {
+          store_columns<Cached>(target + start + pair * Shape::kValueStep, out[m][2 * pair], out[m][2 * pair + 1], half,
+                                inverse);
         }
-      }
+      };
+      if (!direct)
+        store(p.partial_out);
+      else if constexpr (!std::is_same_v<Cached, E4M3FN>)
+        store(static_cast<Cached*>(p.out));
+      else if (p.out_dtype == DType::kBF16)
+        store(static_cast<__nv_bfloat16*>(p.out));
+      else
+        store(static_cast<__half*>(p.out));
     }
   }
 }
@@ -298,13 +335,16 @@ __device__ __forceinline__ void wait_for_block(int stages) {
   }
 }
 
-template <class Element, class Shape>
+// `Cached`: the element type of the cache, and of queries and output unless it is e4m3fn; that takes any.
+template <class Cached, class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     decode_kernel(const __grid_constant__ DecodeParams p, int stages) {
   constexpr int kTokens = Shape::kTokens;
+  constexpr bool kFp8 = std::is_same_v<Cached, E4M3FN>;
   extern __shared__ __align__(1024) unsigned char shared_base[];
   auto& shared = *reinterpret_cast<SharedMemory<Shape>*>(shared_base);
-  const uint32_t ring = ptx::shared_address(shared_base + sizeof(shared));  // of blocks
+  unsigned char* const blocks = shared_base + sizeof(shared);
+  const uint32_t ring = ptx::shared_address(blocks);
   const uint32_t weights = ptx::shared_address(shared.weights);
   ptx::launch_dependents();
 
@@ -313,11 +353,14 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   const int warp = __shfl_sync(0xFFFFFFFF, thread / 32, 0);
   const int quarter = warp % Shape::kQuarters, group = warp / Shape::kQuarters;
   const int row_group = group % Shape::kRowGroups, token_group = group / Shape::kRowGroups;
-  const float scale = p.scale * kLog2E;
-
   const int32_t layer_index = p.layer == nullptr ? 0 : *p.layer;
   if (layer_index < 0 || layer_index >= p.layers) return;
-  const auto* layer = static_cast<const Element*>(p.cache) + layer_index * p.pages * p.page_size * kWidth;
+  if (thread == 0) {
+    shared.layer =
+        static_cast<const unsigned char*>(p.cache) + layer_index * p.pages * p.page_size * Shape::kTokenBytes;
+    shared.scale = p.scale * kLog2E;
+    if (kFp8) shared.scale *= key_scale(p) * (p.q_scale == nullptr ? 1.0f : *p.q_scale);
+  }
 
   const int32_t last_item = min_of(p.plan.part_offsets[blockIdx.x + 1], p.plan.max_items);
   for (int32_t item = max_of(p.plan.part_offsets[blockIdx.x], 0); item < last_item; ++item) {
@@ -329,15 +372,19 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     if (thread < stages * kTokens) {
       shared.slots[thread / kTokens][thread % kTokens] = look_up(p, tile, int64_t{tile.kv_begin} + thread).slot(p);
     }
+    if (thread == 0) shared.tile = tile;
     if (thread < Shape::kRows) shared.visible_end[thread] = visible_end(p, tile, thread);
     __syncthreads();
     for (int i = 0; i < stages - 1; ++i) {
-      if (remaining > i * kTokens) load_block<Element, Shape>(layer, ring + i * Shape::kBlockBytes, shared.slots[i]);
+      if (remaining > i * kTokens) load_block<Shape>(shared.layer, ring + i * Shape::kBlockBytes, shared.slots[i]);
       ptx::cp_async_commit();
     }
 
-    uint32_t queries[Shape::kRowFragments][Shape::kSteps][4];
-    load_queries<Element, Shape>(p, tile, row_group, quarter, queries);
+    Queries<Shape> queries;
+    if constexpr (kFp8)
+      load_queries_as_halves<Shape>(p, tile, row_group, quarter, /*writes_scale=*/token_group == 0, shared, queries);
+    else
+      load_queries<Cached, Shape>(p, tile, row_group, quarter, queries);
     Softmax<Shape> softmax;
 #pragma unroll
     for (int pass = 0; pass < Shape::kSoftmaxPasses; ++pass) {
@@ -352,25 +399,29 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       __syncthreads();  // the block is here for everyone, and everyone has done with the one before it
       const int free_stage = stage == 0 ? stages - 1 : stage - 1;
       if (remaining > (stages - 1) * kTokens) {
-        load_block<Element, Shape>(layer, ring + free_stage * Shape::kBlockBytes, shared.slots[free_stage]);
+        load_block<Shape>(shared.layer, ring + free_stage * Shape::kBlockBytes, shared.slots[free_stage]);
       }
       ptx::cp_async_commit();  // an empty group counts too
       SlotLookup later{-1, 0};
-      const int32_t first_token = tile.kv_end - remaining;
-      if (thread < kTokens) later = look_up(p, tile, int64_t{first_token} + stages * kTokens + thread);
+      const int32_t first_token = shared.tile.kv_end - remaining;
+      if (thread < kTokens) later = look_up(p, shared.tile, int64_t{first_token} + stages * kTokens + thread);
 
       const uint32_t block = ring + stage * Shape::kBlockBytes;
-      score_block<Element, Shape>(queries, block, shared, row_group, token_group, quarter);
+      score_block<Cached, Shape>(queries, block, shared, row_group, token_group, quarter);
       const int32_t later_slot = later.slot(p);
       __syncthreads();
-      const bool rescaled = weigh_block<Element, Shape>(shared, shared.slots[stage], first_token, scale, softmax);
+      const bool rescaled = weigh_block<typename Fragments<Cached, Shape>::Element, Shape>(
+          shared, shared.slots[stage], first_token, shared.scale, softmax);
+      const int32_t first_hidden = max_of(shared.visible_end[0] - first_token, 0);  // from some row
+      if (first_hidden < kTokens) {
+        hide_nan<Cached, Shape>(blocks + stage * Shape::kBlockBytes, first_hidden, min_of(remaining, kTokens));
+      }
       if (__syncthreads_or(rescaled)) rescale_output<Shape>(shared.rescale, out);
       if (thread < kTokens) shared.slots[stage][thread] = later_slot;
-      accumulate_block<Element, Shape>(weights, block, out);
+      accumulate_block<Cached, Shape>(weights, block, out);
       stage = stage + 1 == stages ? 0 : stage + 1;
     }
-    // Found again, since the loop has no registers for what only the end needs.
-    if (find_tile(p, item, tile)) store_tile<Element, Shape>(p, tile, shared, softmax, out);
+    store_tile<Cached, Shape>(p, shared, softmax, out);
   }
 }
 
