@@ -23,7 +23,7 @@ Error encode_keys(CUtensorMap* map, const DecodeParams& p) {
   return encode_tensor_map(map, "the cache", p.cache, p.cache_dtype,
                            {{kChunkColumns, 0, kChunkColumns},
                             {p.page_size, kTokenBytes, whole_blocks ? kBlockTokens : p.page_size},
-                            {kChunks, kLineBytes, whole_blocks ? slot_chunks(p.plan.tile_rows) : 1},
+                            {kChunks, kLineBytes, whole_blocks ? kSlotChunks : 1},
                             {p.pages, page_bytes, 1},
                             {p.layers, p.pages * page_bytes, 1}});
 }

@@ -36,9 +36,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     decode_kernel(const __grid_constant__ DecodeParams p, const __grid_constant__ TensorMaps maps) {
   extern __shared__ __align__(1024) unsigned char shared_base[];
   const uint32_t ring = ptx::shared_address(shared_base);
-  const uint32_t queries = ring + Shape::kSlots * Shape::kSlotBytes;
-  auto& control =
-      *reinterpret_cast<Control<Shape>*>(shared_base + Shape::kSlots * Shape::kSlotBytes + Shape::kQueryBytes);
+  const uint32_t queries = ring + Shape::kSlots * kSlotBytes;
+  auto& control = *reinterpret_cast<Control<Shape>*>(shared_base + Shape::kSlots * kSlotBytes + Shape::kQueryBytes);
   ptx::launch_dependents();
 
   // Through a shuffle the compiler knows that the warp's number is uniform.

@@ -45,9 +45,9 @@ struct SlotBoxes {
   int chunk;
   uint32_t offset;  // of it in the slot
 
-  __device__ __forceinline__ SlotBoxes(int32_t page_size, int slot_chunks, int lane) {
+  __device__ __forceinline__ SlotBoxes(int32_t page_size, int lane) {
     pages = page_size < kBlockTokens ? kBlockTokens / page_size : 1;
-    boxes = pages == 1 ? 1 : pages * slot_chunks;
+    boxes = pages == 1 ? 1 : pages * kSlotChunks;
     page = lane % pages;
     chunk = pages == 1 ? 0 : lane / pages;
     offset = chunk * kChunkBytes + (pages == 1 ? 0 : page * page_size * kLineBytes);
@@ -60,7 +60,7 @@ template <class Shape>
 __device__ __forceinline__ void load_keys(const DecodeParams& p, const CUtensorMap* map, Items& items, int32_t layer,
                                           uint32_t ring, Control<Shape>& control) {
   const int lane = threadIdx.x % 32;
-  const SlotBoxes boxes(p.page_size, Shape::kSlotChunks, lane);
+  const SlotBoxes boxes(p.page_size, lane);
   const uint32_t full = ptx::shared_address(control.full), empty = ptx::shared_address(control.empty);
   // Where a request has several tiles, others read the same keys.
   const uint64_t policy = p.plan.row_tiles == 1 ? ptx::evict_first_policy() : ptx::evict_normal_policy();
@@ -85,17 +85,17 @@ __device__ __forceinline__ void load_keys(const DecodeParams& p, const CUtensorM
       const bool valid = lookup.slot(p) >= 0;
       const uint32_t valid_pages = __ballot_sync(0xFFFFFFFF, valid);
 #pragma unroll
-      for (int i = 0; i < Shape::kBlockSlots; ++i) {
+      for (int i = 0; i < kBlockSlots; ++i) {
         const uint32_t slot_full = full + position.slot * 8;
         ptx::mbarrier_wait(empty + position.slot * 8, position.parity ^ 1);
         if (lane == 0) {
           if (i == 0) control.valid_pages[position.slot] = valid_pages;
-          ptx::mbarrier_arrive_expect(slot_full, Shape::kSlotBytes);
+          ptx::mbarrier_arrive_expect(slot_full, kSlotBytes);
         }
         __syncwarp();
         if (lane < boxes.boxes) {
-          ptx::copy_box(ring + position.slot * Shape::kSlotBytes + boxes.offset, map, slot_full, policy, 0,
-                        lookup.offset, i * Shape::kSlotChunks + boxes.chunk, valid ? lookup.page : -1, layer);
+          ptx::copy_box(ring + position.slot * kSlotBytes + boxes.offset, map, slot_full, policy, 0, lookup.offset,
+                        i * kSlotChunks + boxes.chunk, valid ? lookup.page : -1, layer);
         }
         position.advance();
       }

@@ -38,51 +38,31 @@ __device__ __forceinline__ void rescale_output(const float* rescale, Output<Shap
 template <class Element, class Shape>
 __device__ __forceinline__ void accumulate_block(uint32_t ring, uint32_t empty, const Ring<Shape>& block, int group,
                                                  Output<Shape>& out) {
-  constexpr int kSlotChunks = Shape::kSlotChunks;
-  const int lane = threadIdx.x % 32;
-  const auto give_back = [&](int slot) {
-    if (lane == 0) ptx::mbarrier_arrive(empty + block.slot_after(slot) * 8);
-  };
-  // Slots of one chunk belong to one group, and the other need not wait to give its part back.
-  if (kSlotChunks == 1 && lane < kGroupChunks) {
-    ptx::mbarrier_arrive(empty + block.slot_after(kOutputGroups * lane + 1 - group) * 8);
-  }
-  const uint32_t first = ptx::matrix_operand(ring);
-  const auto chunk = [&](int c) {
-    return first + (block.slot_after(c / kSlotChunks) * Shape::kSlotBytes + c % kSlotChunks * kChunkBytes) / 16;
-  };
-  const uint32_t weights = __shfl_sync(0xFFFFFFFF, chunk(kLatentChunks), 0);
+  const int slots[kBlockSlots] = {block.slot, block.slot_after(1), block.slot_after(2)};
+  uint32_t operands[kBlockSlots];
+#pragma unroll
+  for (int i = 0; i < kBlockSlots; ++i) operands[i] = ptx::matrix_operand(ring + slots[i] * kSlotBytes);
+  const uint32_t weights = operands[kBlockSlots - 1] + (kSlotChunks - 1) * kChunkBytes / 16;
   ptx::wgmma_fence();
 #pragma unroll
   for (int i = 0; i < kGroupChunks; ++i) {
-    const int even = kOutputGroups * i;
-    const uint32_t values = __shfl_sync(0xFFFFFFFF, group == 0 ? chunk(even) : chunk(even + 1), 0);
+    const int even = kOutputGroups * i, odd = even + 1;
+    const uint32_t values = group == 0 ? operands[even / kSlotChunks] + even % kSlotChunks * kChunkBytes / 16
+                                       : operands[odd / kSlotChunks] + odd % kSlotChunks * kChunkBytes / 16;
 #pragma unroll
     for (int k = 0; k < kBlockTokens / 16; ++k) {
       ptx::wgmma<Element, /*kTransposed=*/true>(out[i], values + k * 16 * kLineBytes / 16, weights + k * 32 / 16, true);
     }
     ptx::wgmma_commit();
   }
-  if constexpr (kSlotChunks == 1) {
-    ptx::wgmma_wait<3>();
-    give_back(group);
-    ptx::wgmma_wait<2>();
-    give_back(kOutputGroups + group);
-    ptx::wgmma_wait<1>();
-    give_back(2 * kOutputGroups + group);
-    ptx::wgmma_wait<0>();
-    give_back(3 * kOutputGroups + group);
-    give_back(kLatentChunks);
-  } else {
-    // Chunks 0 to 2 are in the first two of a group's four products, 3 to 5 in the first three.
-    static_assert(kSlotChunks == 3 && kGroupChunks == 4);
-    ptx::wgmma_wait<2>();
-    give_back(0);
-    ptx::wgmma_wait<1>();
-    give_back(1);
-    ptx::wgmma_wait<0>();
-    give_back(2);
-  }
+  // Chunks 0 to 2 are in the first two of a group's four products, 3 to 5 in the first three.
+  const bool first_lane = threadIdx.x % 32 == 0;
+  ptx::wgmma_wait<2>();
+  if (first_lane) ptx::mbarrier_arrive(empty + slots[0] * 8);
+  ptx::wgmma_wait<1>();
+  if (first_lane) ptx::mbarrier_arrive(empty + slots[1] * 8);
+  ptx::wgmma_wait<0>();
+  if (first_lane) ptx::mbarrier_arrive(empty + slots[2] * 8);
 }
 
 // Normalised, to the rows that exist. Each store of a warp fills whole sectors of a partial.

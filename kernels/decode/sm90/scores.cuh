@@ -48,21 +48,21 @@ __device__ __forceinline__ uint32_t score_block(uint32_t ring, uint32_t queries,
                                                 Scores<Shape>& score) {
   uint32_t rope = 0;
 #pragma unroll
-  for (int i = 0; i < Shape::kBlockSlots; ++i) {
+  for (int i = 0; i < kBlockSlots; ++i) {
     ptx::mbarrier_wait(full + position.slot * 8, position.parity);
-    const uint32_t slot = ring + position.slot * Shape::kSlotBytes;
+    const uint32_t slot = ring + position.slot * kSlotBytes;
     const uint32_t keys = ptx::matrix_operand(slot);
     ptx::wgmma_fence();  // after every wait, else the products are run one by one
 #pragma unroll
-    for (int c = 0; c < Shape::kSlotChunks; ++c) {
+    for (int c = 0; c < kSlotChunks; ++c) {
 #pragma unroll
       for (int k = 0; k < kChunkColumns / 16; ++k) {
         ptx::wgmma<Element, /*kTransposed=*/false>(
             score, keys + (c * kChunkBytes + k * 32) / 16,
-            queries + ((i * Shape::kSlotChunks + c) * Shape::kQueryChunkBytes + k * 32) / 16, (i | c | k) != 0);
+            queries + ((i * kSlotChunks + c) * Shape::kQueryChunkBytes + k * 32) / 16, (i | c | k) != 0);
       }
     }
-    rope = slot + (Shape::kSlotChunks - 1) * kChunkBytes;
+    rope = slot + (kSlotChunks - 1) * kChunkBytes;
     position.advance();
   }
   ptx::wgmma_commit();
@@ -108,8 +108,8 @@ __device__ __forceinline__ bool subtract_references(const float* references, Sco
 
 // Moves the references of rows that have seen no key before, or whose scores have outgrown them. The slow way, which is
 // the way of an item's first block and of few others; whether a row takes it depends on that row alone. `fresh`: this
-// is the item's first block. Returns kRescale and kUnset as they apply. Among
-// the warps of one group.
+// is the item's first block. Returns kRescale and kUnset as they apply. By the
+// warps of one group at a time.
 template <class Shape>
 __device__ __forceinline__ uint32_t move_references(bool fresh, int32_t rows, int group, int buffer,
                                                     Scores<Shape>& score, Control<Shape>& control) {
@@ -120,20 +120,20 @@ __device__ __forceinline__ uint32_t move_references(bool fresh, int32_t rows, in
     float2 highest;
     highest.x = over_tokens(fmaxf(score[4 * j], score[4 * j + 2]), fmaxf);
     highest.y = over_tokens(fmaxf(score[4 * j + 1], score[4 * j + 3]), fmaxf);
-    if (g == 0) *reinterpret_cast<float2*>(&control.highest[buffer][warp][j * 8 + 2 * t]) = highest;
+    if (g == 0) *reinterpret_cast<float2*>(&control.highest[warp][j * 8 + 2 * t]) = highest;
   }
   ptx::barrier_sync(kGroupBarrier + group, kGroupThreads);
   bool rescaled = false, unset = false;
   if (thread < Shape::kRows) {
     float highest = -INFINITY;
 #pragma unroll
-    for (int w = 0; w < kGroupWarps; ++w) highest = fmaxf(highest, control.highest[buffer][w][thread]);
+    for (int w = 0; w < kGroupWarps; ++w) highest = fmaxf(highest, control.highest[w][thread]);
     const float reference = fresh ? -INFINITY : control.references[thread];
     const bool first = reference == -INFINITY;
     const bool moves = highest > (first ? -INFINITY : kSlack);
     const float moved = moves ? highest : 0;
     control.references[thread] = first ? (moves ? highest : -INFINITY) : reference + moved;
-    control.moved[buffer][thread] = moved;
+    control.moved[thread] = moved;
     control.rescale[buffer][thread] = first ? 1 : ptx::exp2_approximate(-moved);
     rescaled = moves && !first;
     unset = first && !moves && thread < rows;
@@ -142,7 +142,7 @@ __device__ __forceinline__ uint32_t move_references(bool fresh, int32_t rows, in
   unset = ptx::barrier_any(kGroupBarrier + group, kGroupThreads, unset);
 #pragma unroll
   for (int j = 0; j < Shape::kRowGroups; ++j) {
-    const float2 moved = row_pair(control.moved[buffer], j);
+    const float2 moved = row_pair(control.moved, j);
 #pragma unroll
     for (int e = 0; e < 4; ++e) score[4 * j + e] -= e % 2 == 0 ? moved.x : moved.y;
   }
@@ -186,8 +186,7 @@ __device__ __forceinline__ void clear_values(uint32_t ring, const Ring<Shape>& b
   const int32_t lines = kBlockTokens - max_of(first, 0);
 #pragma unroll 1
   for (int c = 0; c < kLatentChunks; ++c) {
-    const uint32_t chunk =
-        ring + block.slot_after(c / Shape::kSlotChunks) * Shape::kSlotBytes + (c % Shape::kSlotChunks) * kChunkBytes;
+    const uint32_t chunk = ring + block.slot_after(c / kSlotChunks) * kSlotBytes + (c % kSlotChunks) * kChunkBytes;
     const uint32_t start = chunk + (kBlockTokens - lines) * kLineBytes;
     for (int i = threadIdx.x % kGroupThreads; i < lines * kVectors; i += kGroupThreads) {
       ptx::store_shared_zeros_16(start + i * 16);

@@ -20,16 +20,15 @@ constexpr int kOutputGroups = 2;  // share each block's columns
 constexpr int kOutputWarps = kOutputGroups * kGroupWarps;
 
 // A block of keys is nine chunks of 64 columns, eight of the latent and one of the rope key; a chunk is a line of 128
-// bytes for each token. One or three chunks travel together and fill one slot of the ring.
+// bytes for each token. Three chunks travel together and fill one slot of the ring.
 constexpr int kLineBytes = 128;
 constexpr int kChunkColumns = kLineBytes / 2;
 constexpr int kChunks = kWidth / kChunkColumns;
 constexpr int kLatentChunks = kLatent / kChunkColumns;
 constexpr int kChunkBytes = kBlockTokens * kLineBytes;
-
-// Copies of three chunks are what memory likes best. From 56 rows on there is room for two blocks, and what counts is
-// that a chunk is fetched again as soon as it has been read.
-constexpr int slot_chunks(int tile_rows) { return tile_rows <= 48 ? 3 : 1; }
+constexpr int kSlotChunks = 3;
+constexpr int kSlotBytes = kSlotChunks * kChunkBytes;
+constexpr int kBlockSlots = kChunks / kSlotChunks;
 
 // Named barriers, besides __syncthreads' 0.
 constexpr int kStartBarrier = 1;  // all threads
@@ -51,10 +50,7 @@ struct Shape {
   static constexpr int kRowGroups = kRows / 8;
   static constexpr int kQueryChunkBytes = kRows * kLineBytes;
   static constexpr int kQueryBytes = kChunks * kQueryChunkBytes;
-  static constexpr int kSlotChunks = slot_chunks(kRows);
-  static constexpr int kSlotBytes = kSlotChunks * kChunkBytes;
-  static constexpr int kBlockSlots = kChunks / kSlotChunks;
-  static constexpr int kSlots = kRows <= 24 ? 8 : kRows <= 48 ? 7 : 18;  // what shared memory holds
+  static constexpr int kSlots = kRows <= 24 ? 8 : kRows <= 48 ? 7 : 6;  // what shared memory holds
 
   // Score groups take the blocks in turn, so that one multiplies while the other weighs. From 56 rows on there are not
   // enough registers for two.
@@ -90,11 +86,10 @@ struct Queries {
 // Small things in shared memory, behind the ring and the queries.
 template <class Shape>
 struct alignas(16) Control {
-  // [2] here is for blocks in turn.
-  float highest[2][kGroupWarps][Shape::kRows];  // score of a block's tokens, by warp
-  float references[Shape::kRows];               // of the exponents, in base 2; -inf: no key seen yet
-  float moved[2][Shape::kRows];                 // by how much a block moved them
-  float rescale[2][Shape::kRows];               // 2^-moved
+  float highest[kGroupWarps][Shape::kRows];  // score of a block's tokens, by warp
+  float references[Shape::kRows];            // of the exponents, in base 2; -inf: no key seen yet
+  float moved[Shape::kRows];                 // by how much a block moved them
+  float rescale[2][Shape::kRows];            // 2^-moved, of blocks in turn
   float sums[Shape::kScoreWarps][Shape::kRows];
   float inverse[Shape::kRows];  // of the sum of the weights
   Queries<Shape> queries[2];    // of items in turn
@@ -120,7 +115,7 @@ struct TensorMaps {
 template <class Shape>
 constexpr size_t shared_bytes() {
   constexpr size_t kLimit = 227 * 1024;
-  constexpr size_t kBytes = Shape::kSlots * Shape::kSlotBytes + Shape::kQueryBytes + sizeof(Control<Shape>);
+  constexpr size_t kBytes = Shape::kSlots * kSlotBytes + Shape::kQueryBytes + sizeof(Control<Shape>);
   static_assert(kBytes <= kLimit);
   return kBytes;
 }
@@ -140,7 +135,7 @@ struct Ring {
 
   // Past `blocks` blocks.
   __device__ __forceinline__ void skip(int32_t blocks) {
-    const auto steps = static_cast<uint32_t>(slot) + static_cast<uint32_t>(blocks) * Shape::kBlockSlots;
+    const auto steps = static_cast<uint32_t>(slot) + static_cast<uint32_t>(blocks) * kBlockSlots;
     slot = static_cast<int>(steps % Shape::kSlots);
     parity ^= steps / Shape::kSlots & 1;
   }

@@ -41,7 +41,7 @@ sm90::TensorMaps describe(const DecodeParams& p) {
   describe(&maps.keys, p.cache,
            {{64, 0, 64},
             {p.page_size, token, whole ? kBlockTokens : p.page_size},
-            {9, 128, whole ? sm90::slot_chunks(p.plan.tile_rows) : 1},
+            {9, 128, whole ? sm90::kSlotChunks : 1},
             {p.pages, page, 1},
             {p.layers, p.pages * page, 1}});
   describe(&maps.q_latent, p.q_latent, {{64, 0, 64}, {rows, p.q_latent_stride * 2, p.plan.tile_rows}, {8, 128, 8}});

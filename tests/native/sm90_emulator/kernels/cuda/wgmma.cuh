@@ -53,31 +53,31 @@ void wgmma_wait() {
 template <class Element, bool kTransposed, int kSums>
 void wgmma(float (&sums)[kSums], uint32_t a, uint32_t b, bool accumulate) {
   constexpr int kDepth = 16, kGroups = kSums / 4;
-  machine.thread().open.push_back([d = &sums[0], left = Matrix(matrix_descriptor(a)), right = Matrix(matrix_descriptor(b)),
-                                   accumulate] {
-    const int warp = machine.current / 32 % 4, g = machine.lane() / 4, t = machine.lane() % 4;
-    float rows[2][kDepth];
-    for (int half = 0; half < 2; ++half) {
-      const int row = warp * 16 + half * 8 + g;
-      for (int k = 0; k < kDepth; ++k) {
-        rows[half][k] = kTransposed ? left.at<Element>(k, row) : left.at<Element>(row, k);
-      }
-    }
-    for (int j = 0; j < kGroups; ++j) {
-      for (int e = 0; e < 2; ++e) {
-        float sum[2] = {0, 0};
-        for (int k = 0; k < kDepth; ++k) {
-          const float value = right.at<Element>(j * 8 + 2 * t + e, k);
-          sum[0] += rows[0][k] * value;
-          sum[1] += rows[1][k] * value;
-        }
+  machine.thread().open.push_back(
+      [d = &sums[0], left = Matrix(matrix_descriptor(a)), right = Matrix(matrix_descriptor(b)), accumulate] {
+        const int warp = machine.current / 32 % 4, g = machine.lane() / 4, t = machine.lane() % 4;
+        float rows[2][kDepth];
         for (int half = 0; half < 2; ++half) {
-          float& target = d[4 * j + 2 * half + e];
-          target = (accumulate ? target : 0) + sum[half];
+          const int row = warp * 16 + half * 8 + g;
+          for (int k = 0; k < kDepth; ++k) {
+            rows[half][k] = kTransposed ? left.at<Element>(k, row) : left.at<Element>(row, k);
+          }
         }
-      }
-    }
-  });
+        for (int j = 0; j < kGroups; ++j) {
+          for (int e = 0; e < 2; ++e) {
+            float sum[2] = {0, 0};
+            for (int k = 0; k < kDepth; ++k) {
+              const float value = right.at<Element>(j * 8 + 2 * t + e, k);
+              sum[0] += rows[0][k] * value;
+              sum[1] += rows[1][k] * value;
+            }
+            for (int half = 0; half < 2; ++half) {
+              float& target = d[4 * j + 2 * half + e];
+              target = (accumulate ? target : 0) + sum[half];
+            }
+          }
+        }
+      });
 }
 
 }  // namespace mla::ptx
