@@ -119,8 +119,19 @@ __device__ __forceinline__ void copy_box(uint32_t shared, const CUtensorMap* map
 // This thread's ordinary writes to shared memory, before later reads by wgmma and the copy engine.
 __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory"); }
 
-__device__ __forceinline__ void store_shared_zeros_16(uint32_t shared) {
-  asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};\n" ::"r"(shared), "r"(0) : "memory");
+__device__ __forceinline__ uint4 load_shared_16(uint32_t shared) {
+  uint4 value;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];\n"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "r"(shared)
+               : "memory");
+  return value;
+}
+
+__device__ __forceinline__ void store_shared_16(uint32_t shared, uint4 value) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};\n" ::"r"(shared), "r"(value.x), "r"(value.y), "r"(value.z),
+               "r"(value.w)
+               : "memory");
 }
 
 // --- Shared memory by matrices: lanes 8i .. 8i+7 give the addresses of the rows of matrix i; transposed, lane

@@ -178,18 +178,36 @@ __device__ __forceinline__ void write_weights(const Scores<Shape>& score, uint32
   }
 }
 
-// Zeros for the values of the block's tokens from `first` on, if there are any, which may be NaN: a weight of 0 does
-// not silence them.
-template <class Shape>
-__device__ __forceinline__ void clear_values(uint32_t ring, const Ring<Shape>& block, int32_t first) {
+// Two elements; those that are infinite or NaN become 0.
+template <class Element>
+__device__ __forceinline__ uint32_t finite(uint32_t pair) {
+  constexpr uint32_t kExponent = std::is_same_v<Element, __half> ? 0x7C00 : 0x7F80;
+  if ((pair & kExponent) == kExponent) pair &= 0xFFFF0000;
+  if ((pair & kExponent << 16) == kExponent << 16) pair &= 0xFFFF;
+  return pair;
+}
+
+// Values that a weight of 0 would not silence. Tokens from `unused` on may be NaN: zeros. Those from `hidden` on are
+// not seen by all rows: zeros for what is not finite. (A row that sees such a token has a NaN among its scores, and so
+// in its sum of weights.)
+template <class Element, class Shape>
+__device__ __forceinline__ void clear_values(uint32_t ring, const Ring<Shape>& block, int32_t hidden, int32_t unused) {
   constexpr int kVectors = kLineBytes / 16;
-  const int32_t lines = kBlockTokens - max_of(first, 0);
+  hidden = max_of(hidden, 0);
+  const int32_t vectors = (kBlockTokens - hidden) * kVectors;
 #pragma unroll 1
   for (int c = 0; c < kLatentChunks; ++c) {
     const uint32_t chunk = ring + block.slot_after(c / kSlotChunks) * kSlotBytes + (c % kSlotChunks) * kChunkBytes;
-    const uint32_t start = chunk + (kBlockTokens - lines) * kLineBytes;
-    for (int i = threadIdx.x % kGroupThreads; i < lines * kVectors; i += kGroupThreads) {
-      ptx::store_shared_zeros_16(start + i * 16);
+#pragma unroll 1
+    for (int i = threadIdx.x % kGroupThreads; i < vectors; i += kGroupThreads) {
+      const uint32_t address = chunk + hidden * kLineBytes + i * 16;
+      uint4 value{};
+      if (hidden + i / kVectors < unused) {
+        value = ptx::load_shared_16(address);
+        value = {finite<Element>(value.x), finite<Element>(value.y), finite<Element>(value.z),
+                 finite<Element>(value.w)};
+      }
+      ptx::store_shared_16(address, value);
     }
   }
 }
@@ -307,7 +325,10 @@ __device__ __forceinline__ void score_tiles(const DecodeParams& p, uint32_t ring
       if (kTurns && block + 1 < blocks) ptx::barrier_arrive(kTurnBarrier + (group ^ 1), kTurnThreads);
 
       write_weights<Element, Shape>(score, weights, sums);
-      if (block >= whole_blocks) clear_values(ring, block_start, tile.kv_end - tile.kv_begin - block * kBlockTokens);
+      if (block >= whole_blocks) {
+        const int32_t first_token = tile.kv_begin + block * kBlockTokens;
+        clear_values<Element>(ring, block_start, visible_end[0] - first_token, tile.kv_end - first_token);
+      }
       ptx::fence_async_proxy();
       __syncwarp();
       if (lane == 0) ptx::mbarrier_arrive(weights_full + own * 8);

@@ -54,9 +54,16 @@ inline void copy_box(uint32_t shared, const CUtensorMap* map, uint32_t barrier, 
 
 inline void fence_async_proxy() {}
 
-inline void store_shared_zeros_16(uint32_t shared) {
+inline uint4 load_shared_16(uint32_t shared) {
   emulator::require(shared % 16 == 0, "a vector is aligned to 16 bytes");
-  std::memset(machine.shared(shared), 0, 16);
+  uint4 value;
+  std::memcpy(&value, machine.shared(shared), 16);
+  return value;
+}
+
+inline void store_shared_16(uint32_t shared, uint4 value) {
+  emulator::require(shared % 16 == 0, "a vector is aligned to 16 bytes");
+  std::memcpy(machine.shared(shared), &value, 16);
 }
 
 inline void stmatrix_x2_trans(uint32_t shared, uint32_t first, uint32_t second) {
