@@ -1,0 +1,54 @@
+"""Facts of the Hopper kernels' machine code, read with cuobjdump: python .ci/sass.py OBJECT ...
+
+Every kernel in the objects must multiply with wgmma (HGMMA, QGMMA) and load with the tensor copy engine (UTMALDG), and
+none may use local memory, which is where spilled registers go. Operands of the products are meant to stay in uniform
+registers: a kernel that moves more than two words a product there has lost that (it then issues more instructions for
+operands than for products). Prints one line a kernel; exits with 1 if a fact does not hold.
+"""
+
+import re
+import subprocess
+import sys
+
+MOVES_A_PRODUCT = 2
+
+
+def cuobjdump(option: str, path: str) -> str:
+    return subprocess.run(["cuobjdump", option, path], check=True, capture_output=True, text=True).stdout
+
+
+def short(name: str) -> str:
+    """The mangled name of a kernel's instance, as in "decode_kernel bf16 24"."""
+    kernel = re.search(r"([a-z_]*_kernel)I", name)
+    element = "f16" if "6__half" in name else "bf16" if "13__nv_bfloat16" in name else ""
+    rows = re.search(r"ShapeILi(\d+)", name)
+    return " ".join([kernel[1] if kernel else name, element, rows[1] if rows else ""])
+
+
+def facts(path: str):
+    """(name, registers, bytes of local memory, products, tensor loads, moves to uniform registers) of each kernel."""
+    usage = {
+        name: (int(registers), int(stack) + int(local))
+        for name, registers, stack, local in re.findall(
+            r"Function (\S+):\s*REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", cuobjdump("-res-usage", path)
+        )
+    }
+    for section in cuobjdump("-sass", path).split("Function : ")[1:]:
+        name = section.split(None, 1)[0]
+        counts = [len(re.findall(pattern, section)) for pattern in (r"\b[HQ]GMMA\.", r"\bUTMALDG\.", r"\bR2UR\b")]
+        yield short(name), *usage[name], *counts
+
+
+def main(paths: list[str]) -> int:
+    failed = False
+    print(f"{'kernel':32} {'registers':>9} {'local':>5} {'products':>8} {'loads':>5} {'moves':>5}")
+    for path in paths:
+        for name, registers, local, products, loads, moves in facts(path):
+            good = local == 0 and products > 0 and loads > 0 and moves <= MOVES_A_PRODUCT * products
+            failed = failed or not good
+            print(f"{name:32} {registers:9} {local:5} {products:8} {loads:5} {moves:5}{'' if good else '  WRONG'}")
+    return int(failed or not paths)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
