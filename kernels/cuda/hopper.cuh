@@ -142,4 +142,11 @@ __device__ __forceinline__ void stmatrix_x2_trans(uint32_t shared, uint32_t firs
                : "memory");
 }
 
+// Not transposed: lane 4 * g + t holds row g, columns 2t, 2t+1.
+__device__ __forceinline__ void stmatrix_x4(uint32_t shared, const uint32_t (&matrices)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared::cta.b16 [%0], {%1, %2, %3, %4};\n" ::"r"(shared),
+               "r"(matrices[0]), "r"(matrices[1]), "r"(matrices[2]), "r"(matrices[3])
+               : "memory");
+}
+
 }  // namespace mla::ptx

@@ -46,7 +46,6 @@ Error launch_rows(const DecodeParams& params, const TensorMaps& maps, const Devi
     case 32: return launch_instance<Element, 32>(params, maps, device);
     case 40: return launch_instance<Element, 40>(params, maps, device);
     case 48: return launch_instance<Element, 48>(params, maps, device);
-    case 56: return launch_instance<Element, 56>(params, maps, device);
     case 64: return launch_instance<Element, 64>(params, maps, device);
     default:
       return "jax_mla: mla_decode's Hopper kernel has no instance for " + std::to_string(params.plan.tile_rows) +

@@ -1,10 +1,11 @@
 // mla_decode for Hopper (sm_90a): wgmma over blocks of the paged cache, which the copy engine keeps in flight.
 //
-// The operands are swapped: S^T[64 tokens x N] = K Q^T and O^T[512 x N] += V^T P^T have the (query, head) rows of a
-// tile on the side of the instruction that takes any multiple of 8, so that 24 rows cost 24 and not 64.
+// The operands of narrow tiles are swapped: S^T[64 tokens x N] = K Q^T and O^T[512 x N] += V^T P^T have the (query,
+// head) rows of a tile on the side of the instruction that takes any multiple of 8, so that 24 rows cost 24 and not 64.
 // A CTA runs one part of the plan. Its warps have roles and meet at mbarriers:
-//   keys (one warp) -> full -> scores (one or two warpgroups, in turn) -> weights_full -> output (two) -> empty -> keys
+//   keys (one warp) -> full -> scores (two warpgroups, in turn) -> weights_full -> output (two) -> empty -> keys
 //   queries (one warp) -> query_full -> scores -> query_empty; scores -> sums_full -> output -> sums_empty
+// Wide tiles, of 64 rows, have two warpgroups that do both (wide.cuh).
 // The online softmax is FlashAttention-2's (arXiv 2307.08691), the absorbed form DeepSeek-V2's (arXiv 2405.04434).
 #pragma once
 
@@ -13,6 +14,7 @@
 #include "kernels/decode/sm90/loads.cuh"
 #include "kernels/decode/sm90/output.cuh"
 #include "kernels/decode/sm90/scores.cuh"
+#include "kernels/decode/sm90/wide.cuh"
 
 namespace mla::sm90 {
 
@@ -64,8 +66,12 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   } else if (warp < Shape::kScoreWarps) {
     ptx::change_registers<Shape::kLaunchRegisters, Shape::kScoreRegisters>();
     ptx::barrier_sync(kStartBarrier, Shape::kThreads);
-    score_tiles<Element>(p, ring, queries, control);
-  } else {
+    if constexpr (Shape::kWide) {
+      attend_tiles<Element>(p, ring, queries, control);
+    } else {
+      score_tiles<Element>(p, ring, queries, control);
+    }
+  } else if constexpr (!Shape::kWide) {
     ptx::change_registers<Shape::kLaunchRegisters, Shape::kOutputRegisters>();
     ptx::barrier_sync(kStartBarrier, Shape::kThreads);
     accumulate_tiles<Element>(p, ring, control);

@@ -6,7 +6,7 @@
 
 namespace mla::sm90 {
 
-inline constexpr int32_t kTileSizes[] = {8, 16, 24, 32, 40, 48, 56, 64};
+inline constexpr int32_t kTileSizes[] = {8, 16, 24, 32, 40, 48, 64};
 // 16 and 32 divide a block of 64 tokens, and of larger pages it is a part.
 inline constexpr Range kPageSizes[] = {{16, 16, 1}, {32, 32, 1}, {64, 1 << 20, 64}};
 

@@ -1,5 +1,5 @@
-// The score warps: S^T = K Q^T for each block, online softmax over its tokens, weights P^T for the output warps. Where
-// there are two groups of them they take the blocks in turn, so that one multiplies while the other weighs.
+// The score warps: S^T = K Q^T for each block, online softmax over its tokens, weights P^T for the output warps. Two
+// groups take the blocks in turn, so that one multiplies while the other weighs.
 //
 // Tokens are the rows of S^T, (query, head) rows its columns. Lane 4 * g + t of warp w has the scores of tokens
 // 16w + g and 16w + g + 8 with the rows 8j + 2t and 8j + 2t + 1, in score[4j .. 4j+3] as wgmma.cuh says; of what it
@@ -12,13 +12,12 @@
 #include "kernels/cuda/hopper.cuh"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/wgmma.cuh"
+#include "kernels/decode/sm90/clear.cuh"
+#include "kernels/decode/sm90/products.cuh"
 #include "kernels/decode/sm90/shape.h"
 #include "kernels/decode/softmax.h"
 
 namespace mla::sm90 {
-
-template <class Shape>
-using Scores = float[Shape::kRows / 2];
 
 // Sums of weights, over this lane's tokens alone.
 template <class Shape>
@@ -39,35 +38,6 @@ template <class T>
 __device__ __forceinline__ auto row_pair(T* of_rows, int j) {
   using Pair = std::conditional_t<std::is_same_v<std::remove_const_t<T>, float>, float2, int2>;
   return *reinterpret_cast<const Pair*>(of_rows + j * 8 + 2 * (threadIdx.x % 4));
-}
-
-// Waits for a block's slots in turn and multiplies it with the queries. Returns where its rope keys lie, which the
-// weights will replace.
-template <class Element, class Shape>
-__device__ __forceinline__ uint32_t score_block(uint32_t ring, uint32_t queries, uint32_t full, Ring<Shape>& position,
-                                                Scores<Shape>& score) {
-  uint32_t rope = 0;
-#pragma unroll
-  for (int i = 0; i < kBlockSlots; ++i) {
-    ptx::mbarrier_wait(full + position.slot * 8, position.parity);
-    const uint32_t slot = ring + position.slot * kSlotBytes;
-    const uint32_t keys = ptx::matrix_operand(slot);
-    ptx::wgmma_fence();  // after every wait, else the products are run one by one
-#pragma unroll
-    for (int c = 0; c < kSlotChunks; ++c) {
-#pragma unroll
-      for (int k = 0; k < kChunkColumns / 16; ++k) {
-        ptx::wgmma<Element, /*kTransposed=*/false>(
-            score, keys + (c * kChunkBytes + k * 32) / 16,
-            queries + ((i * kSlotChunks + c) * Shape::kQueryChunkBytes + k * 32) / 16, (i | c | k) != 0);
-      }
-    }
-    rope = slot + (kSlotChunks - 1) * kChunkBytes;
-    position.advance();
-  }
-  ptx::wgmma_commit();
-  ptx::wgmma_wait<0>();
-  return rope;
 }
 
 // -inf where a row does not see a token. `first_token`: of the block.
@@ -111,8 +81,8 @@ __device__ __forceinline__ bool subtract_references(const float* references, Sco
 // is the item's first block. Returns kRescale and kUnset as they apply. By the
 // warps of one group at a time.
 template <class Shape>
-__device__ __forceinline__ uint32_t move_references(bool fresh, int32_t rows, int group, int buffer,
-                                                    Scores<Shape>& score, Control<Shape>& control) {
+__device__ __forceinline__ uint32_t move_references(bool fresh, int32_t rows, int group, Scores<Shape>& score,
+                                                    Control<Shape>& control) {
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, thread = threadIdx.x % kGroupThreads;
   const int warp = thread / 32;
 #pragma unroll
@@ -134,7 +104,7 @@ __device__ __forceinline__ uint32_t move_references(bool fresh, int32_t rows, in
     const float moved = moves ? highest : 0;
     control.references[thread] = first ? (moves ? highest : -INFINITY) : reference + moved;
     control.moved[thread] = moved;
-    control.rescale[buffer][thread] = first ? 1 : ptx::exp2_approximate(-moved);
+    control.rescale[group][thread] = first ? 1 : ptx::exp2_approximate(-moved);
     rescaled = moves && !first;
     unset = first && !moves && thread < rows;
   }
@@ -178,49 +148,17 @@ __device__ __forceinline__ void write_weights(const Scores<Shape>& score, uint32
   }
 }
 
-// Two elements; those that are infinite or NaN become 0.
-template <class Element>
-__device__ __forceinline__ uint32_t finite(uint32_t pair) {
-  constexpr uint32_t kExponent = std::is_same_v<Element, __half> ? 0x7C00 : 0x7F80;
-  if ((pair & kExponent) == kExponent) pair &= 0xFFFF0000;
-  if ((pair & kExponent << 16) == kExponent << 16) pair &= 0xFFFF;
-  return pair;
-}
-
-// Values that a weight of 0 would not silence. Tokens from `unused` on may be NaN: zeros. Those from `hidden` on are
-// not seen by all rows: zeros for what is not finite. (A row that sees such a token has a NaN among its scores, and so
-// in its sum of weights.)
-template <class Element, class Shape>
-__device__ __forceinline__ void clear_values(uint32_t ring, const Ring<Shape>& block, int32_t hidden, int32_t unused) {
-  constexpr int kVectors = kLineBytes / 16;
-  hidden = max_of(hidden, 0);
-  const int32_t vectors = (kBlockTokens - hidden) * kVectors;
-#pragma unroll 1
-  for (int c = 0; c < kLatentChunks; ++c) {
-    const uint32_t chunk = ring + block.slot_after(c / kSlotChunks) * kSlotBytes + (c % kSlotChunks) * kChunkBytes;
-#pragma unroll 1
-    for (int i = threadIdx.x % kGroupThreads; i < vectors; i += kGroupThreads) {
-      const uint32_t address = chunk + hidden * kLineBytes + i * 16;
-      uint4 value{};
-      if (hidden + i / kVectors < unused) {
-        value = ptx::load_shared_16(address);
-        value = {finite<Element>(value.x), finite<Element>(value.y), finite<Element>(value.z),
-                 finite<Element>(value.w)};
-      }
-      ptx::store_shared_16(address, value);
-    }
-  }
-}
-
 // The item's end, by all score warps: the sums over all tokens, lse to where it belongs, and the normalisation for the
-// output warps. `behind`: the last block was not this group's, which therefore has its message still to heed.
+// output warps. The group that did not have the last block has its message still to heed.
 template <class Shape>
-__device__ __forceinline__ void finish_tile(const DecodeParams& p, const Tile& tile, int last_buffer, bool behind,
+__device__ __forceinline__ void finish_tile(const DecodeParams& p, const Tile& tile, int group, int last_group,
                                             Sums<Shape>& sums, uint32_t parity, Control<Shape>& control) {
   constexpr int kScoreThreads = Shape::kScoreGroups * kGroupThreads;
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, thread = threadIdx.x, warp = thread / 32;
   ptx::barrier_sync(kItemBarrier, kScoreThreads);
-  if (behind && (control.messages[last_buffer] & kRescale)) rescale_sums<Shape>(control.rescale[last_buffer], sums);
+  if (group != last_group && (control.messages[last_group] & kRescale)) {
+    rescale_sums<Shape>(control.rescale[last_group], sums);
+  }
 #pragma unroll
   for (int j = 0; j < Shape::kRowGroups; ++j) {
     float2 sum;
@@ -253,10 +191,9 @@ __device__ __forceinline__ void finish_tile(const DecodeParams& p, const Tile& t
 template <class Element, class Shape>
 __device__ __forceinline__ void score_tiles(const DecodeParams& p, uint32_t ring, uint32_t queries_address,
                                             Control<Shape>& control) {
-  constexpr bool kTurns = Shape::kScoreGroups == 2;
   constexpr int kTurnThreads = 2 * kGroupThreads;
   const int lane = threadIdx.x % 32, thread = threadIdx.x % kGroupThreads;
-  const int group = kTurns ? __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / kGroupThreads, 0) : 0;
+  const int group = __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / kGroupThreads, 0), other = group ^ 1;
   const int warp = __shfl_sync(0xFFFFFFFF, thread / 32, 0);
   const uint32_t full = ptx::shared_address(control.full);
   const uint32_t weights_full = ptx::shared_address(control.weights_full);
@@ -265,7 +202,7 @@ __device__ __forceinline__ void score_tiles(const DecodeParams& p, uint32_t ring
   const float scale = p.scale * kLog2E;
   const int page_of_warp = p.page_size < kBlockTokens ? warp * 16 / p.page_size : 0;
   Ring<Shape> start;  // of the next item
-  int buffer = 0;     // of its first block; the other group's, where there are two, if it is not `group`
+  int turn = 0;       // the group of its first block
   uint32_t item_parity = 0;
 
   for (;; item_parity ^= 1) {
@@ -279,7 +216,7 @@ __device__ __forceinline__ void score_tiles(const DecodeParams& p, uint32_t ring
     const int32_t blocks = block_count(tile);
     bool unset = true;  // some row has not seen a key yet
 
-    int32_t block = kTurns ? group ^ buffer : 0;
+    int32_t block = group ^ turn;
     Ring<Shape> position = start;
     position.skip(block);
     if (block >= blocks) {
@@ -287,11 +224,10 @@ __device__ __forceinline__ void score_tiles(const DecodeParams& p, uint32_t ring
       if (lane == 0) ptx::mbarrier_arrive(query_empty);
     }
     for (; block < blocks; block += Shape::kScoreGroups) {
-      const int own = kTurns ? group : buffer ^ (block & 1);
       const Ring<Shape> block_start = position;
       Scores<Shape> score;
       const uint32_t weights = score_block<Element>(ring, queries, full, position, score);
-      if (kTurns) position.skip(1);
+      position.skip(1);
       if (block + Shape::kScoreGroups >= blocks) {
         __syncwarp();
         if (lane == 0) ptx::mbarrier_arrive(query_empty);
@@ -305,24 +241,21 @@ __device__ __forceinline__ void score_tiles(const DecodeParams& p, uint32_t ring
 
       bool outgrown = false;
       if (block > 0) {
-        if (kTurns) {
-          ptx::barrier_sync(kTurnBarrier + group, kTurnThreads);
-          const uint32_t before = control.messages[own ^ 1];
-          if (before & kRescale) rescale_sums<Shape>(control.rescale[own ^ 1], sums);
-          unset = before & kUnset;
-        }
+        ptx::barrier_sync(kTurnBarrier + group, kTurnThreads);
+        const uint32_t before = control.messages[other];
+        if (before & kRescale) rescale_sums<Shape>(control.rescale[other], sums);
+        unset = before & kUnset;
         outgrown = subtract_references<Shape>(control.references, score);
       }
       uint32_t message = 0;
       // The barrier also shows that all of the group have read the keys, so that the weights may replace them.
       if (ptx::barrier_any(kGroupBarrier + group, kGroupThreads, outgrown || unset)) {
-        message = move_references(/*fresh=*/block == 0, tile.rows, group, own, score, control);
-        if (message & kRescale) rescale_sums<Shape>(control.rescale[own], sums);
+        message = move_references(/*fresh=*/block == 0, tile.rows, group, score, control);
+        if (message & kRescale) rescale_sums<Shape>(control.rescale[group], sums);
       }
-      unset = message & kUnset;
       if (block + 1 == blocks) message |= kLast;
-      if (thread == 0) control.messages[own] = message;
-      if (kTurns && block + 1 < blocks) ptx::barrier_arrive(kTurnBarrier + (group ^ 1), kTurnThreads);
+      if (thread == 0) control.messages[group] = message;
+      if (block + 1 < blocks) ptx::barrier_arrive(kTurnBarrier + other, kTurnThreads);
 
       write_weights<Element, Shape>(score, weights, sums);
       if (block >= whole_blocks) {
@@ -331,20 +264,19 @@ __device__ __forceinline__ void score_tiles(const DecodeParams& p, uint32_t ring
       }
       ptx::fence_async_proxy();
       __syncwarp();
-      if (lane == 0) ptx::mbarrier_arrive(weights_full + own * 8);
+      if (lane == 0) ptx::mbarrier_arrive(weights_full + group * 8);
     }
     start.skip(blocks);
-    const int last_buffer = buffer ^ ((blocks - 1) & 1);
-    buffer = last_buffer ^ 1;
-    finish_tile(p, tile, last_buffer, kTurns && group != last_buffer, sums, item_parity, control);
+    turn = (turn + blocks) % 2;
+    finish_tile(p, tile, group, /*last_group=*/turn ^ 1, sums, item_parity, control);
   }
 
   // When the output warps have taken the last item's sums, they have read all messages.
-  if (kTurns && group != buffer) return;
+  if (group != turn) return;
   ptx::mbarrier_wait(ptx::shared_address(&control.sums_empty), item_parity ^ 1);
-  if (thread == 0) control.messages[buffer] = kStop;
+  if (thread == 0) control.messages[group] = kStop;
   __syncwarp();
-  if (lane == 0) ptx::mbarrier_arrive(weights_full + buffer * 8);
+  if (lane == 0) ptx::mbarrier_arrive(weights_full + group * 8);
 }
 
 }  // namespace mla::sm90

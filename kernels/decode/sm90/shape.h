@@ -52,18 +52,19 @@ struct Shape {
   static constexpr int kQueryBytes = kChunks * kQueryChunkBytes;
   static constexpr int kSlots = kRows <= 24 ? 8 : kRows <= 48 ? 7 : 6;  // what shared memory holds
 
-  // Score groups take the blocks in turn, so that one multiplies while the other weighs. From 56 rows on there are not
-  // enough registers for two.
-  static constexpr int kScoreGroups = kRows <= 48 ? 2 : 1;
+  // Narrow tiles have score groups, which take the blocks in turn, so that one multiplies while the other weighs, and
+  // output groups. In wide ones two groups do both.
+  static constexpr bool kWide = kRows > 48;
+  static constexpr int kScoreGroups = 2;
   static constexpr int kScoreWarps = kScoreGroups * kGroupWarps;
-  static constexpr int kKeyWarp = kScoreWarps + kOutputWarps;
+  static constexpr int kKeyWarp = kScoreWarps + (kWide ? 0 : kOutputWarps);
   static constexpr int kQueryWarp = kKeyWarp + 1;
   static constexpr int kThreads = 32 * (kKeyWarp + kGroupWarps);
 
-  // Registers a thread by role. A thread of the output warps holds 2 * kRows sums.
-  static constexpr int kLaunchRegisters = kScoreGroups == 2 ? 96 : 128;  // of all threads, at the start
-  static constexpr int kScoreRegisters = kScoreGroups == 2 ? 88 : 136;
-  static constexpr int kOutputRegisters = kScoreGroups == 2 ? 128 : 168;
+  // Registers a thread by role. A thread of narrow tiles' output warps holds 2 * kRows sums, one of wide tiles 128.
+  static constexpr int kLaunchRegisters = kWide ? 168 : 96;  // of all threads, at the start
+  static constexpr int kScoreRegisters = kWide ? 232 : 88;
+  static constexpr int kOutputRegisters = kWide ? 0 : 128;
   static constexpr int kLoadRegisters = 40;
 
   static_assert(kScoreGroups * kScoreRegisters + kOutputGroups * kOutputRegisters + kLoadRegisters <=

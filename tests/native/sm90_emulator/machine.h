@@ -329,6 +329,8 @@ inline uint32_t __ballot_sync(uint32_t, bool bit) {
 
 inline bool __any_sync(uint32_t mask, bool bit) { return __ballot_sync(mask, bit) != 0; }
 
+inline int __clz(int value) { return __builtin_clz(static_cast<unsigned>(value)); }
+
 inline void __syncwarp() {
   mla::emulator::machine.meet([](auto&) {});
 }

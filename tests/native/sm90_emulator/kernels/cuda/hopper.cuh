@@ -87,4 +87,15 @@ inline void stmatrix_x2_trans(uint32_t shared, uint32_t first, uint32_t second) 
   });
 }
 
+inline void stmatrix_x4(uint32_t shared, const uint32_t (&matrices)[4]) {
+  emulator::require(shared % 16 == 0, "a row of stmatrix is aligned to 16 bytes");
+  machine.warp().values[0][machine.lane()] = shared;
+  machine.meet([](auto&) {});
+  for (int matrix = 0; matrix < 4; ++matrix) {
+    const uint32_t row = machine.warp().values[0][matrix * 8 + machine.lane() / 4];
+    std::memcpy(machine.shared(row + machine.lane() % 4 * 4), &matrices[matrix], 4);
+  }
+  machine.meet([](auto&) {});
+}
+
 }  // namespace mla::ptx

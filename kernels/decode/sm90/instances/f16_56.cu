@@ -1,7 +1,0 @@
-#include "kernels/decode/sm90/instance.cuh"
-
-namespace mla::sm90 {
-
-template Error launch_instance<__half, 56>(const DecodeParams&, const TensorMaps&, const Device&);
-
-}  // namespace mla::sm90
