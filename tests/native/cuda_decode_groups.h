@@ -446,13 +446,15 @@ inline std::string choice_group(const Variant& variant, bool) {
       shapes.tile_rows = tile_rows;
       shapes.page_size = page_size;
       DecodeCase decode_case(shapes);
-      const Variant* expected = nullptr;
+      const Variant *expected = nullptr, *generic = nullptr;
       for (const Variant& candidate : decode_variants()) {
         if (candidate.dtypes() != variant.dtypes()) continue;
         const bool takes = candidate.takes_pages_of(page_size) &&
                            std::count(candidate.tile_rows.begin(), candidate.tile_rows.end(), tile_rows) != 0;
-        if (expected == nullptr && (takes || candidate.name == "generic")) expected = &candidate;
+        if (expected == nullptr && takes) expected = &candidate;
+        if (candidate.name == "generic") generic = &candidate;
       }
+      if (expected == nullptr) expected = generic;  // takes the plans of all others
       decode_case.params().variant = expected->number;
       decode_case.run();
       const auto out = decode_case.out();
