@@ -1,10 +1,10 @@
 // Tests the CUDA kernels without Python or XLA:
-//   mla_cuda_driver [--quick] [--variant NAME[,DTYPES]] [--time [--cells N,N,..]]
+//   mla_cuda_driver [--quick] [--variant NAME[,DTYPES]] [--time [--cells N,N,..] [--tile-rows N] [--page-size N]]
 //
 // Random data, poisoned results, NaN wherever nothing may be read; oracles in double precision. --quick: a small
 // selection, for compute-sanitizer. --variant: decode by that variant alone, or by that variant over these dtypes alone
 // ("bf16", "f16", "bf16/e4m3fn": queries and cache, "e4m3fn"). --time: device times instead of tests, of these cells
-// (numbers of kCells in cuda_timing.h). Exits with 1 at the first mismatch.
+// (numbers of kCells in cuda_timing.h), with other tiles or pages than usual. Exits with 1 at the first mismatch.
 #include <chrono>
 
 #include "tests/native/cuda_decode_groups.h"
@@ -84,6 +84,7 @@ int run_all(bool quick, const std::string& only) {
 int main(int argc, char** argv) {
   bool quick = false, time = false;
   std::string variant, cells;
+  mla::test::Forced forced;
   for (int i = 1; i < argc; ++i) {
     const std::string argument = argv[i];
     quick = quick || argument == "--quick";
@@ -93,10 +94,17 @@ int main(int argc, char** argv) {
       (argument == "--variant" ? variant : cells) = argv[++i];
       continue;
     }
-    std::fprintf(stderr, "usage: %s [--quick] [--variant NAME[,DTYPES]] [--time [--cells N,N,..]]\n", argv[0]);
+    if ((argument == "--tile-rows" || argument == "--page-size") && i + 1 < argc) {
+      (argument == "--tile-rows" ? forced.tile_rows : forced.page_size) = std::atoi(argv[++i]);
+      continue;
+    }
+    std::fprintf(stderr,
+                 "usage: %s [--quick] [--variant NAME[,DTYPES]] [--time [--cells N,N,..] [--tile-rows N] "
+                 "[--page-size N]]\n",
+                 argv[0]);
     return 2;
   }
   if (!time) return mla::test::run_all(quick, variant);
-  mla::test::time_all(variant, cells);
+  mla::test::time_all(variant, cells, forced);
   return 0;
 }

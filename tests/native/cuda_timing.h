@@ -97,15 +97,23 @@ inline std::vector<int32_t> lengths_of(const Cell& cell) {
   return lengths;
 }
 
+// What may be timed instead of what the wrapper would choose.
+struct Forced {
+  int32_t tile_rows = 0;
+  int32_t page_size = 64;
+};
+
 // By the variants of `selection`, all over the same dtypes. The cache is copied often enough that no call
 // finds its keys in the L2.
-inline void time_cell(int number, const std::vector<const Variant*>& selection) {
+inline void time_cell(int number, const std::vector<const Variant*>& selection, const Forced& forced) {
   constexpr double kColdBytes = 200e6;
   const Cell& cell = kCells[number];
   DecodeShapes shapes;
   shapes.variant = selection.front();
   shapes.heads = cell.heads;
   shapes.max_q_len = cell.queries;
+  shapes.tile_rows = forced.tile_rows;
+  shapes.page_size = forced.page_size;
   shapes.kv_lens = lengths_of(cell);
   const double tokens = std::accumulate(shapes.kv_lens.begin(), shapes.kv_lens.end(), 0.0);
   const double rows = double{1} * cell.queries * cell.heads;
@@ -145,7 +153,7 @@ inline void time_cell(int number, const std::vector<const Variant*>& selection) 
 }
 
 // `cells`: numbers with commas between them; empty: all. Without a selection, f16 is left out: its times are bf16's.
-inline void time_all(const std::string& only, const std::string& cells) {
+inline void time_all(const std::string& only, const std::string& cells, const Forced& forced) {
   std::printf("copy of 1 GiB: %.2f TB/s, read and written\n", time_copy());
   std::vector<std::vector<const Variant*>> selections;  // by dtypes
   for (const Variant& variant : decode_variants()) {
@@ -162,7 +170,7 @@ inline void time_all(const std::string& only, const std::string& cells) {
   const std::string wanted = "," + cells + ",";
   for (int number = 0; number < static_cast<int>(std::size(kCells)); ++number) {
     if (!cells.empty() && wanted.find("," + std::to_string(number) + ",") == std::string::npos) continue;
-    for (const auto& selection : selections) time_cell(number, selection);
+    for (const auto& selection : selections) time_cell(number, selection, forced);
   }
 }
 
