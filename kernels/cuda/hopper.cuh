@@ -79,6 +79,11 @@ __device__ __forceinline__ void change_registers() {
   if constexpr (kRegisters > kNow) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"(kRegisters));
 }
 
+// Brings the line of `address`, and the translation of its page, near before they are needed.
+__device__ __forceinline__ void prefetch_line(const void* address) {
+  asm volatile("prefetch.global.L2 [%0];\n" ::"l"(address) : "memory");
+}
+
 // --- The tensor copy engine (TMA). Coordinates outside the tensor read as zeros and count as delivered.
 
 __device__ __forceinline__ void prefetch_tensor_map(const CUtensorMap* map) {

@@ -130,6 +130,10 @@ __device__ __forceinline__ void load_queries(const DecodeParams& p, const Tensor
       ptx::copy_box(queries, &maps.q_latent, full, policy, 0, row, 0);
       ptx::copy_box(queries + kLatentChunks * Shape::kQueryChunkBytes, &maps.q_rope, full, policy, 0, row, 0);
     }
+    // Where the item's partial will be written: the page's translation takes a microsecond, which hides here.
+    if (tile.partial >= 0 && lane < 2) {
+      ptx::prefetch_line(p.partial_out + (int64_t{tile.partial} * Shape::kRows + lane * (Shape::kRows - 1)) * kLatent);
+    }
     Queries<Shape>& target = control.queries[parity];
     for (int row = lane; row < Shape::kRows; row += 32) target.visible_end[row] = visible_end(p, tile, row);
     if (lane == 0) target.tile = tile;

@@ -36,6 +36,8 @@ inline bool barrier_any(int32_t name, int32_t threads, bool value) {
 template <int kNow, int kRegisters>
 void change_registers() {}
 
+inline void prefetch_line(const void*) {}
+
 inline void prefetch_tensor_map(const CUtensorMap*) {}
 
 inline uint64_t evict_first_policy() { return 0; }
