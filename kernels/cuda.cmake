@@ -26,10 +26,13 @@ set_target_properties(mla_cuda_kernels PROPERTIES
 # Hopper's kernels, for sm_90a alone, where that is among the architectures. The capability table follows.
 set(JAX_MLA_SM90_OBJECTS "")
 if(CMAKE_CUDA_ARCHITECTURES MATCHES "(^|;)90a")
-    file(GLOB JAX_MLA_SM90_SOURCES CONFIGURE_DEPENDS "${CMAKE_CURRENT_LIST_DIR}/decode/sm90/instances/*.cu")
+    file(GLOB JAX_MLA_SM90_SOURCES CONFIGURE_DEPENDS
+         "${CMAKE_CURRENT_LIST_DIR}/decode/sm90/instances/*.cu"
+         "${CMAKE_CURRENT_LIST_DIR}/decode/sm90/fp8/instances/*.cu")
     add_library(mla_cuda_sm90_kernels OBJECT
         ${JAX_MLA_SM90_SOURCES}
         "${CMAKE_CURRENT_LIST_DIR}/decode/sm90/decode.cu"
+        "${CMAKE_CURRENT_LIST_DIR}/decode/sm90/fp8/decode.cu"
         "${CMAKE_CURRENT_LIST_DIR}/cuda/tensor_map.cu")
     target_compile_definitions(mla_cuda_sm90_kernels PRIVATE JAX_MLA_CUDA)
     target_compile_definitions(mla_cuda_kernels PRIVATE JAX_MLA_SM90)
@@ -49,9 +52,13 @@ add_executable(mla_cuda_driver EXCLUDE_FROM_ALL
 target_compile_definitions(mla_cuda_driver PRIVATE JAX_MLA_CUDA)
 set_target_properties(mla_cuda_driver PROPERTIES CUDA_STANDARD 17 CUDA_STANDARD_REQUIRED ON)
 
-# The Hopper kernel's source on the host, over an emulated CTA: its logic is tested where there is no GPU.
-add_executable(mla_sm90_emulator EXCLUDE_FROM_ALL "${CMAKE_CURRENT_LIST_DIR}/../tests/native/sm90_emulator/main.cc")
-target_include_directories(mla_sm90_emulator BEFORE PRIVATE "${CMAKE_CURRENT_LIST_DIR}/../tests/native/sm90_emulator")
-target_include_directories(mla_sm90_emulator SYSTEM PRIVATE ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
-target_compile_options(mla_sm90_emulator PRIVATE -O2 -Wall -Wextra -Wno-unknown-pragmas -Wno-psabi)
-target_link_libraries(mla_sm90_emulator PRIVATE mla_cpu_kernels Threads::Threads)
+# The Hopper kernels' sources on the host, over an emulated CTA: their logic is tested where there is no GPU.
+foreach(emulator mla_sm90_emulator:main mla_sm90_fp8_emulator:fp8)
+    string(REGEX REPLACE ":.*" "" target ${emulator})
+    string(REGEX REPLACE ".*:" "" source ${emulator})
+    add_executable(${target} EXCLUDE_FROM_ALL "${CMAKE_CURRENT_LIST_DIR}/../tests/native/sm90_emulator/${source}.cc")
+    target_include_directories(${target} BEFORE PRIVATE "${CMAKE_CURRENT_LIST_DIR}/../tests/native/sm90_emulator")
+    target_include_directories(${target} SYSTEM PRIVATE ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
+    target_compile_options(${target} PRIVATE -O2 -Wall -Wextra -Wno-unknown-pragmas -Wno-psabi)
+    target_link_libraries(${target} PRIVATE mla_cpu_kernels Threads::Threads)
+endforeach()

@@ -2,6 +2,7 @@
 
 #include <iterator>
 
+#include "kernels/decode/sm90/fp8/limits.h"
 #include "kernels/decode/sm90/limits.h"
 
 namespace mla {
@@ -34,6 +35,14 @@ Capability sm90_row(const char* dtype) {
   decode.page_sizes.assign(std::begin(sm90::kPageSizes), std::end(sm90::kPageSizes));
   return decode;
 }
+
+Capability sm90_fp8_row(const char* q_dtype) {
+  Capability decode = sm90_row(q_dtype);
+  decode.cache_dtype = kE4M3FN;
+  decode.tile_rows.assign(std::begin(sm90::fp8::kTileSizes), std::end(sm90::fp8::kTileSizes));
+  decode.page_sizes.assign(std::begin(sm90::fp8::kPageSizes), std::end(sm90::fp8::kPageSizes));
+  return decode;
+}
 #endif
 
 }  // namespace
@@ -45,6 +54,7 @@ std::vector<Capability> capabilities() {
   // Behind the generic rows, so chosen by name alone, until every test and sanitizer has passed on the hardware.
   rows.push_back(sm90_row(kBF16));
   rows.push_back(sm90_row(kF16));
+  for (const char* q_dtype : {kBF16, kF16, kE4M3FN}) rows.push_back(sm90_fp8_row(q_dtype));
 #endif
   for (const char* dtype : {kBF16, kF16, kF32}) {
     rows.push_back(row("update_cache", dtype, dtype));

@@ -30,6 +30,16 @@ Driver find_driver() {
   return {reinterpret_cast<Encode>(entry), {}};
 }
 
+CUtensorMapDataType data_type(DType dtype) {
+  switch (dtype) {
+    case DType::kF16: return CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+    case DType::kBF16: return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+    default: return CU_TENSOR_MAP_DATA_TYPE_UINT8;
+  }
+}
+
+int32_t size_of(DType dtype) { return dtype == DType::kE4M3FN ? 1 : 2; }
+
 }  // namespace
 
 Error encode_tensor_map(CUtensorMap* map, const char* name, const void* data, DType dtype,
@@ -52,10 +62,11 @@ Error encode_tensor_map(CUtensorMap* map, const char* name, const void* data, DT
   }
   // A promotion to 256 bytes fetches neighbours of lines that do not start at a multiple of that, and throws them away:
   // 151 us instead of 139 for the keys of 128 x 4096 tokens, loads alone.
-  const CUresult result =
-      kDriver.encode(map, dtype == DType::kF16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-                     rank, const_cast<void*>(data), sizes, strides, boxes, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                     CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const bool short_lines = boxes[0] * size_of(dtype) == 64;
+  const CUresult result = kDriver.encode(map, data_type(dtype), rank, const_cast<void*>(data), sizes, strides, boxes,
+                                         steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                                         short_lines ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
+                                         CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result == CUDA_SUCCESS) return {};
   return std::string("jax_mla: no tensor map for ") + name + " [" + text + "], the driver's error " +
          std::to_string(result);

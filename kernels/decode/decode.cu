@@ -9,6 +9,8 @@
 #include "kernels/decode/generic/instance.h"
 #include "kernels/decode/reduce.h"
 #include "kernels/decode/sm90/decode.h"
+#include "kernels/decode/sm90/fp8/decode.h"
+#include "kernels/decode/sm90/fp8/limits.h"
 #include "kernels/decode/sm90/limits.h"
 
 namespace mla {
@@ -82,12 +84,15 @@ Error decode_attention(const DecodeParams& p, const Device& device, int32_t comp
   const std::string variant = p.variant == 0 ? best_variant(p, compute_capability) : variants()[p.variant - 1];
 #if defined(JAX_MLA_SM90)
   if (variant == "sm90" && hopper && sm90::takes(p)) return decode_sm90(p, device);
+  if (variant == "sm90" && hopper && sm90::fp8::takes(p)) return decode_sm90_fp8(p, device);
 #endif
   if (variant == "sm90") {
-    return "jax_mla: mla_decode's Hopper kernel takes plans of 8, 16, .. 64 rows a tile, pages of 16, 32 or a multiple "
-           "of 64 tokens and bfloat16 or float16, on compute capability 9.0; this call has " +
+    return "jax_mla: mla_decode's Hopper kernels take plans of 8, 16, .. 48 or 64 rows a tile on compute capability "
+           "9.0: "
+           "bfloat16 or float16 over a cache of the same and pages of 16, 32 or a multiple of 64 tokens, or those and "
+           "float8_e4m3fn over float8_e4m3fn and pages of a multiple of 8 tokens; this call has " +
            std::to_string(p.plan.tile_rows) + " rows, pages of " + std::to_string(p.page_size) + " and " +
-           name_of(p.q_dtype) + (hopper ? "" : ", on another device");
+           name_of(p.q_dtype) + " over " + name_of(p.cache_dtype) + (hopper ? "" : ", on another device");
   }
   int32_t shared_limit = 0;
   const Error error = device_attribute(&shared_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);

@@ -27,6 +27,7 @@
 #define __grid_constant__
 #define __forceinline__ inline
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdint>
@@ -60,6 +61,9 @@ struct TensorMap {
   int32_t rank;
   int32_t boxes[5];
   int64_t sizes[5], strides[5];
+  int32_t element_bytes = 2;
+
+  int32_t line_bytes() const { return boxes[0] * element_bytes; }
 };
 static_assert(sizeof(TensorMap) <= sizeof(CUtensorMap));
 
@@ -79,6 +83,7 @@ struct Thread {
   bool started = false, ended = false;
   std::vector<Product> open;                // not yet committed
   std::deque<std::vector<Product>> groups;  // committed
+  const uint32_t* fragment = nullptr;       // left operand in registers
 };
 
 struct Warp {
@@ -105,6 +110,7 @@ class Machine {
   int current = 0;
 
   Thread& thread() { return threads_[current]; }
+  Thread& thread_at(int index) { return threads_[index]; }
   Warp& warp() { return warps_[current / kWarpThreads]; }
   int lane() const { return current % kWarpThreads; }
 
@@ -203,12 +209,16 @@ class Machine {
   void copy(uint32_t shared, const CUtensorMap* map, uint32_t barrier, int32_t rank, std::array<int32_t, 5> start) {
     const auto* tensor = reinterpret_cast<const TensorMap*>(map);
     require(tensor->rank == rank, "a copy has as many coordinates as its tensor map");
-    require(shared % 1024 == 0, "a swizzled box starts at an atom");
+    const int line_bytes = tensor->line_bytes();
+    require(line_bytes == 128 || line_bytes == 64, "a line has 128 or 64 bytes");
+    require(shared % (8 * line_bytes) == 0, "a swizzled box starts at an atom");
     copies_.push_back({shared, barrier, tensor, start});
   }
 
   // Where the 128-byte swizzle puts a byte.
   static uint32_t swizzled(uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
+  // And that of lines of 64 bytes.
+  static uint32_t swizzled_64(uint32_t address) { return address ^ (address >> 7 & 3) << 4; }
 
  private:
   void resume() {
@@ -241,7 +251,7 @@ class Machine {
     const TensorMap& map = *copy.map;
     int64_t lines = 1;
     for (int axis = 1; axis < map.rank; ++axis) lines *= map.boxes[axis];
-    constexpr int kLine = 128;
+    const int line_bytes = map.line_bytes();
     for (int64_t line = 0; line < lines; ++line) {
       bool inside = true;
       int64_t offset = 0, rest = line;
@@ -251,8 +261,9 @@ class Machine {
         inside = inside && at >= 0 && at < map.sizes[axis];
         offset += at * map.strides[axis];
       }
-      for (int byte = 0; byte < kLine; byte += 16) {
-        unsigned char* target = shared(swizzled(copy.shared + static_cast<uint32_t>(line) * kLine + byte));
+      for (int byte = 0; byte < line_bytes; byte += 16) {
+        const uint32_t address = copy.shared + static_cast<uint32_t>(line * line_bytes + byte);
+        unsigned char* target = shared(line_bytes == 128 ? swizzled(address) : swizzled_64(address));
         if (inside) {
           std::memcpy(target, map.data + offset + byte, 16);
         } else {
@@ -261,7 +272,7 @@ class Machine {
       }
     }
     Barrier& done = barrier(copy.barrier);
-    done.bytes -= static_cast<int32_t>(lines * kLine);
+    done.bytes -= static_cast<int32_t>(lines * line_bytes);
     settle(done);
   }
 
@@ -325,6 +336,11 @@ inline uint32_t __ballot_sync(uint32_t, bool bit) {
   const uint32_t result = machine.warp().result;
   machine.meet([](auto&) {});
   return result;
+}
+
+inline uint32_t __reduce_max_sync(uint32_t mask, uint32_t value) {
+  for (int distance = 1; distance < 32; distance *= 2) value = std::max(value, __shfl_xor_sync(mask, value, distance));
+  return value;
 }
 
 inline bool __any_sync(uint32_t mask, bool bit) { return __ballot_sync(mask, bit) != 0; }

@@ -1,0 +1,7 @@
+#include "kernels/decode/sm90/fp8/instance.cuh"
+
+namespace mla::sm90::fp8 {
+
+template Error launch_instance<48>(const DecodeParams&, const TensorMaps&, const Device&);
+
+}  // namespace mla::sm90::fp8

@@ -1,0 +1,157 @@
+// The Hopper decode kernel for fp8 caches on a machine without a GPU: its source, compiled for the host over an
+// emulated CTA (machine.h), against float64.
+//   mla_sm90_fp8_emulator [cases] [seed]
+#include "kernels/decode/sm90/fp8/kernel.cuh"
+// The kernel's headers come first, so that they find the emulator's vocabulary.
+#include "kernels/decode/cpu/reduce.h"
+#include "kernels/decode/sm90/fp8/limits.h"
+#include "tests/native/decode_case.h"
+
+namespace mla::sm90 {
+alignas(1024) unsigned char shared_base[emulator::kSharedBytes];
+namespace fp8 {
+// The kernel declares it in its own namespace.
+extern unsigned char shared_base[] __attribute__((alias("_ZN3mla4sm9011shared_baseE")));
+}  // namespace fp8
+}  // namespace mla::sm90
+
+namespace mla::test {
+namespace {
+
+using emulator::machine;
+using emulator::TensorMap;
+namespace fp8 = sm90::fp8;
+
+struct Axis {
+  int64_t size, stride;
+  int32_t box;
+};
+
+void describe(CUtensorMap* map, const void* data, std::initializer_list<Axis> axes) {
+  TensorMap tensor{};
+  tensor.data = static_cast<const char*>(data);
+  tensor.element_bytes = 1;
+  for (const Axis& axis : axes) {
+    tensor.sizes[tensor.rank] = axis.size;
+    tensor.strides[tensor.rank] = axis.stride;
+    tensor.boxes[tensor.rank++] = axis.box;
+  }
+  std::memcpy(static_cast<void*>(map), &tensor, sizeof(tensor));
+}
+
+// As kernels/decode/sm90/fp8/decode.cu does.
+fp8::TensorMaps describe(const DecodeParams& p) {
+  fp8::TensorMaps maps{};
+  const int64_t groups = p.layers * p.pages * (p.page_size / 8);
+  const int32_t copied = fp8::copied_groups(p.page_size);
+  describe(&maps.latent, p.cache, {{128, 0, 128}, {8, 576, 8}, {4, 128, 4}, {groups, 8 * 576, copied}});
+  describe(&maps.rope, static_cast<const char*>(p.cache) + 512, {{64, 0, 64}, {8, 576, 8}, {groups, 8 * 576, copied}});
+  return maps;
+}
+
+template <int kTileRows>
+bool run_tiles(const DecodeParams& p) {
+  if (p.plan.tile_rows != kTileRows) return false;
+  using Shape = fp8::Shape<kTileRows>;
+  const fp8::TensorMaps maps = describe(p);
+  for (int32_t part = 0; part < p.plan.parts; ++part) {
+    const bool ended =
+        machine.run(static_cast<uint32_t>(part), Shape::kThreads, [&] { fp8::decode_kernel<Shape>(p, maps); });
+    if (!ended) {
+      std::fprintf(stderr, "the emulated kernel hangs in part %d\n", part);
+      std::abort();
+    }
+  }
+  return true;
+}
+
+void run(DecodeCase& problem, const Device& device) {
+  problem.out.fill_nan();
+  for (auto* values : {&problem.lse, &problem.partial_out, &problem.partial_lse}) {
+    std::fill(values->begin(), values->end(), kNaN);
+  }
+  const DecodeParams p = problem.params();
+  report.expect(fp8::takes(p), "the kernel does not take the call");
+  const bool known = run_tiles<8>(p) || run_tiles<16>(p) || run_tiles<24>(p) || run_tiles<32>(p) || run_tiles<40>(p) ||
+                     run_tiles<48>(p) || run_tiles<64>(p);
+  report.expect(known, "no instance for these tiles");
+  cpu::reduce(p, device);
+}
+
+DecodeShape random_case(Random& random) {
+  DecodeShape s;
+  s.q_type = choose(random, {DType::kBF16, DType::kF16, DType::kE4M3FN});
+  s.cache_type = DType::kE4M3FN;
+  s.scales = pick(random, 0, 1) == 1;
+  s.heads = pick(random, 0, 2) > 0 ? pick(random, 1, 48) : pick(random, 49, 128);
+  s.max_q_len = s.heads > 48 ? 1 : pick(random, 1, 4);
+  s.tile_rows = fp8::kTileSizes[6];
+  for (int i = 6; i >= 0 && fp8::kTileSizes[i] >= s.heads * s.max_q_len; --i) s.tile_rows = fp8::kTileSizes[i];
+  s.page_size = choose(random, {8, 16, 24, 32, 40, 48, 64, 64, 96, 128, 192});
+  s.parts = pick(random, 1, 6);
+  s.causal = pick(random, 0, 3) > 0;
+  s.pair = pick(random, 0, 1) == 1;
+  s.batch_invariant = pick(random, 0, 3) == 0;
+  s.layers = choose(random, {1, 1, 3});
+  s.layer = pick(random, 0, 9) == 0 ? choose(random, {-1, s.layers}) : pick(random, 0, s.layers - 1);
+  s.ragged = pick(random, 0, 1) == 1;
+  const bool short_ones = pick(random, 0, 3) == 0;  // one block each: the roles are items apart
+  for (int b = short_ones ? 12 : pick(random, 1, 5); b > 0; --b) {
+    const int longer = choose(random, {-1, 0, 65, pick(random, 1, 200), pick(random, 60, 700)});
+    s.kv_lens.push_back(short_ones ? pick(random, 1, 64) : choose(random, {longer, longer, 1, 63, 64}));
+    s.q_lens.push_back(s.ragged ? pick(random, 0, s.max_q_len) : s.max_q_len);
+  }
+  s.extra_tokens = s.ragged ? pick(random, 1, 2) : 0;
+  return s;
+}
+
+void lead_astray(DecodeCase& problem, Random& random) {
+  for (int32_t& page : problem.page_table) {
+    if (pick(random, 0, 3) == 0) page = choose(random, {-1, problem.pages, INT32_MAX, INT32_MIN});
+  }
+}
+
+// Whatever a plan holds, accesses stay in the arrays. (A run ends, and AddressSanitizer would see an access outside.)
+void spoil(DecodeCase& problem, Random& random) {
+  const bool wide = pick(random, 0, 1) == 1;
+  const auto wild = [&] { return wide ? pick(random, INT32_MIN, INT32_MAX) : pick(random, -2, 6); };
+  for (WorkItem& item : problem.items) {
+    item = {wild(), wild(), choose(random, {64 * pick(random, -1, 4), wild()}), pick(random, -100, 300), wild(), {}};
+  }
+  for (int32_t& offset : problem.part_offsets) offset = wild();
+}
+
+int run_all(int cases, uint32_t seed) {
+  const Device device = device_with(1);
+  Random random(seed);
+  machine.random.seed(seed);
+  double worst = 0;
+  for (int i = 0; i < cases; ++i) {
+    DecodeCase problem(random_case(random), random);
+    const std::string text = problem.shape.text();
+    if (pick(random, 0, 2) == 0) lead_astray(problem, random);
+    if (pick(random, 0, 2) == 0) problem.scale = 3.0f;  // maxima grow by more than the softmax's slack
+    report.expect(problem.make_plan(device).empty(), text);
+    run(problem, device);
+    const double tolerance = problem.out_type() == DType::kF16 ? 2e-3 : 1e-2;
+    const std::string wrong = problem.compare(tolerance, 1e-3, &worst);
+    report.expect(wrong.empty(), wrong + " [" + text + "]");
+    if (pick(random, 0, 3) == 0) {
+      spoil(problem, random);
+      run(problem, device);
+    }
+  }
+  char detail[64];
+  std::snprintf(detail, sizeof(detail), "worst error of out %.1e", worst);
+  report.group("the Hopper kernel for fp8 caches, emulated", detail);
+  return report.clean() ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace mla::test
+
+int main(int argc, char** argv) {
+  const int cases = argc > 1 ? std::atoi(argv[1]) : 60;
+  const int seed = argc > 2 ? std::atoi(argv[2]) : 1;
+  return mla::test::run_all(cases, static_cast<uint32_t>(seed));
+}
