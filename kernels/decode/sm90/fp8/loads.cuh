@@ -37,6 +37,7 @@ __device__ __forceinline__ void load_keys(const DecodeParams& p, const TensorMap
     int64_t token = int64_t{tile.kv_begin} + first_group * kGroupTokens;
     SlotLookup next{token < tile.kv_end ? page : -1, static_cast<int32_t>(token % page_size)};
     const int32_t blocks = block_count(tile);
+    const int32_t visible_to_all = visible_end(p, tile, 0);  // the first row belongs to the first query
     for (int32_t block = 0; block < blocks; ++block) {
       const SlotLookup lookup = next;
       token += kBlockTokens;
@@ -47,7 +48,8 @@ __device__ __forceinline__ void load_keys(const DecodeParams& p, const TensorMap
       const uint32_t slot_full = full + position.slot * 8;
       ptx::mbarrier_wait(empty + position.slot * 8, position.parity ^ 1);
       if (lane == 0) {
-        control.blocks[position.slot] = {tile.kv_end - tile.kv_begin - block * kBlockTokens,
+        const int32_t first_token = tile.kv_begin + block * kBlockTokens;
+        control.blocks[position.slot] = {tile.kv_end - first_token, visible_to_all - first_token,
                                          valid_groups | (block + 1 == blocks ? kLast : 0)};
         ptx::mbarrier_arrive_expect(slot_full, kSlotBytes);
       }
@@ -64,7 +66,7 @@ __device__ __forceinline__ void load_keys(const DecodeParams& p, const TensorMap
   }
   ptx::mbarrier_wait(empty + position.slot * 8, position.parity ^ 1);
   if (lane == 0) {
-    control.blocks[position.slot] = {0, kStop};
+    control.blocks[position.slot] = {0, 0, kStop};
     ptx::mbarrier_arrive(full + position.slot * 8);
   }
 }

@@ -54,24 +54,37 @@ __device__ __forceinline__ void expand_values(const uint32_t (&bytes)[kLoads][4]
   }
 }
 
-// Zeros for this group's values of the tokens from `first` on, which may be NaN: a weight of 0 does not silence them.
-__device__ __forceinline__ void clear_values(uint32_t slot, int32_t first, int group) {
+// Without the bytes that are NaN.
+__device__ __forceinline__ uint32_t without_nan(uint32_t bytes) {
+  const uint32_t nan = ((bytes & 0x7F7F7F7F) + 0x01010101) >> 7 & 0x01010101;
+  return bytes & ~(nan * 0xFF);
+}
+
+// Zeros for this group's values where a weight of 0 would not silence them: of tokens behind the request's last all, of
+// those that some rows do not see what is NaN. (A row that does see such a token has NaN among its weights.)
+__device__ __forceinline__ void clear_values(uint32_t slot, const BlockInfo& info, int group) {
   constexpr int kUnits = kProductColumns / 16;  // of a chunk's line, those of the group
 #pragma unroll 1
   for (int i = threadIdx.x % kGroupThreads; i < kBlockTokens * kLatentChunks * kUnits; i += kGroupThreads) {
     const int unit = kUnits * group + i % kUnits, chunk = i / kUnits % kLatentChunks;
     const int token = i / kUnits / kLatentChunks, line = token % kGroupTokens;
-    if (token < first) continue;
-    ptx::store_shared_16(slot + token / kGroupTokens * kLatentGroupBytes + chunk * kChunkBytes + line * kLineBytes +
-                             ((unit ^ line) << 4),
-                         uint4{});
+    if (token < info.visible) continue;
+    const uint32_t address = slot + token / kGroupTokens * kLatentGroupBytes + chunk * kChunkBytes + line * kLineBytes +
+                             ((unit ^ line) << 4);
+    uint4 values{};
+    if (token < info.tokens) {
+      values = ptx::load_shared_16(address);
+      values = {without_nan(values.x), without_nan(values.y), without_nan(values.z), without_nan(values.w)};
+    }
+    ptx::store_shared_16(address, values);
   }
   ptx::fence_async_proxy();  // before the copy engine writes there again
 }
 
 // The same, and the compiler knows that all lanes have it: what follows from it stays in uniform registers.
 __device__ __forceinline__ BlockInfo uniform(const BlockInfo& info) {
-  return {__shfl_sync(0xFFFFFFFF, info.tokens, 0), __shfl_sync(0xFFFFFFFF, info.flags, 0)};
+  return {__shfl_sync(0xFFFFFFFF, info.tokens, 0), __shfl_sync(0xFFFFFFFF, info.visible, 0),
+          __shfl_sync(0xFFFFFFFF, info.flags, 0)};
 }
 
 template <class Shape>
@@ -160,8 +173,10 @@ __device__ __forceinline__ void accumulate_tiles(const DecodeParams& p, uint32_t
     const BlockInfo info = uniform(control.blocks[position.slot]);
     if (info.flags & kStop) break;
     const uint32_t slot = base + position.slot * kSlotBytes;
-    if (info.tokens < kBlockTokens) {
-      clear_values(slot, info.tokens, group);
+    if (info.visible < kBlockTokens) {
+      // Not before the scores are made of what is cleared.
+      ptx::mbarrier_wait(weights_full + buffer * 8, weights_parity >> buffer & 1);
+      clear_values(slot, info, group);
       ptx::barrier_sync(kOutputBarrier + group, kGroupThreads);
     }
 

@@ -48,7 +48,8 @@ constexpr int kTurnBarrier = 7;    // and 8: the score warps, one warpgroup wait
 
 // What the loading warp says of a block.
 struct BlockInfo {
-  int32_t tokens;  // from its first to the request's last; 64 and more: all of them
+  int32_t tokens;   // from its first to the request's last; 64 and more: all of them
+  int32_t visible;  // from its first to the last that all rows see; 64 and more: all of them
   uint32_t flags;
 };
 constexpr uint32_t kAllGroups = 0xFF;  // a bit for each eight tokens: their page is in the cache
@@ -160,7 +161,7 @@ struct Ring {
 
 // Blocks of a tile; at least one, so that an item without keys (of a stale plan) writes its empty rows all the same.
 __device__ __forceinline__ int32_t block_count(const Tile& tile) {
-  return max_of(ceil_div(tile.kv_end - tile.kv_begin, kBlockTokens), 1);
+  return ceil_div(max_of(tile.kv_end - tile.kv_begin, 1), kBlockTokens);
 }
 
 }  // namespace mla::sm90::fp8
