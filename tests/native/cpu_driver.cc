@@ -63,8 +63,8 @@ void time_prefill() {
       s.type = type;
       s.heads = cell.heads;
       s.causal = cell.causal;
-      s.q_lens = {cell.queries};
-      s.kv_lens = {cell.keys};
+      s.q_lens = std::vector<int>{cell.queries};
+      s.kv_lens = std::vector<int>{cell.keys};
       PrefillCase problem(s, random);
       for (int variant : prefill_variants_here()) {
         problem.shape.variant = variant;

@@ -266,8 +266,8 @@ inline void test_prefill_determinism() {
       PrefillShape s;
       s.variant = variant;
       s.type = type;
-      s.q_lens = {400, 5, 100};
-      s.kv_lens = {500, 5, 300};
+      s.q_lens = std::vector<int>{400, 5, 100};
+      s.kv_lens = std::vector<int>{500, 5, 300};
       PrefillCase problem(s, random);
       problem.run(device_with(1));
       for (int threads : {1, 2, 5, 40}) {
@@ -277,8 +277,8 @@ inline void test_prefill_determinism() {
                       "other bits with " + std::to_string(threads) + " threads: " + s.text());
       }
       PrefillCase alone = problem;
-      alone.cu_q = {problem.cu_q[2], problem.cu_q[3]};
-      alone.cu_kv = {problem.cu_kv[2], problem.cu_kv[3]};
+      alone.cu_q = std::vector<int32_t>{problem.cu_q[2], problem.cu_q[3]};
+      alone.cu_kv = std::vector<int32_t>{problem.cu_kv[2], problem.cu_kv[3]};
       alone.run(device_with(2));
       const int64_t first = int64_t{problem.cu_q[2]} * s.heads;
       report.expect(same_rows(problem, first, alone, first, int64_t{100} * s.heads), "alone differs: " + s.text());
@@ -296,8 +296,8 @@ inline void test_prefill_hidden_nan(const Device& device) {
         PrefillShape s;
         s.variant = variant;
         s.type = type;
-        s.q_lens = {160, 20};
-        s.kv_lens = {160, 20};
+        s.q_lens = std::vector<int>{160, 20};
+        s.kv_lens = std::vector<int>{160, 20};
         PrefillCase problem(s, random);
         problem.run(device);
         PrefillCase poisoned = problem;

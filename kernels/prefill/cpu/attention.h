@@ -10,7 +10,7 @@ namespace mla::cpu {
 // Queries are worked on in tiles. Where tiles begin is part of the result's bits: at multiples of this from a request's
 // first query. How many of them share an item is not.
 constexpr int32_t kPrefillTileRows = 96;
-constexpr int32_t kPrefillItemTiles = 4;  // at most, in one item
+constexpr int32_t kPrefillItemTiles = 6;  // at most, in one item
 
 struct PrefillItem {
   const void* q;  // row r starts r * q_stride elements on

@@ -30,12 +30,12 @@ struct BFloat16Pairs : PairUnits {
 
   template <typename W>
   static MLA_INLINE void store_probabilities(const W& w, int32_t key, int64_t row, const Float (&p)[2]) {
-    const auto narrow = [](Float x) {
-      const __m256bh half = _mm512_cvtneps_pbh(reinterpret_cast<__m512>(x));
-      return __builtin_convertvector(reinterpret_cast<Half>(half), Int);
-    };
-    const Int pair = narrow(p[0]) | narrow(p[1]) << 16;
-    memcpy(w.probabilities + key / kPack * kStride + row, &pair, sizeof(pair));
+    // All of p[0] in the low half, all of p[1] in the high one; then lane by lane.
+    const auto narrow = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(p[1], p[0]));
+    const __m512i lane = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    const __m512i words = _mm512_or_si512(lane, _mm512_slli_epi32(_mm512_add_epi32(lane, _mm512_set1_epi32(16)), 16));
+    const __m512i pairs = _mm512_permutexvar_epi16(words, narrow);
+    _mm512_storeu_si512(w.probabilities + key / kPack * kStride + row, pairs);
   }
 
   template <typename Tile, typename W>

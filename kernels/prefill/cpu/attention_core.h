@@ -30,7 +30,7 @@ inline void set_limits(const PrefillItem& item, const Tile& tile, int64_t first,
 
 // Turns the scores of one vector of rows into probabilities, and scales down what the rows have summed up so far.
 template <typename A, bool kMasked, typename Tile, typename W>
-MLA_INLINE void softmax_rows(const Tile& tile, const W& w, int32_t keys, float scale, int64_t row) {
+MLA_INLINE void softmax_rows(const Tile& tile, W& w, int32_t keys, float scale, int64_t row) {
   const Float minus_infinity = broadcast(-__builtin_inff());
   const Int limit = load_bits<Int>(w.row_limit + row);
   const float* const scores = w.scores + row;
@@ -48,12 +48,16 @@ MLA_INLINE void softmax_rows(const Tile& tile, const W& w, int32_t keys, float s
   // A row that has seen nothing yet keeps -inf; subtracting 0 instead makes its probabilities 0, not NaN.
   const Float subtracted = new_max == minus_infinity ? Float{} : new_max;
   Float sums[2] = {};
+  Ahead ahead = w.ahead;
   for (int32_t j = 0; j < keys; j += 2) {
     const Float p[2] = {exp2_of(score(j) - subtracted), exp2_of(score(j + 1) - subtracted)};
     sums[0] += p[0];
     sums[1] += p[1];
     A::store_probabilities(w, j, row, p);
+    ahead.step();
+    ahead.step();
   }
+  w.ahead = ahead;
   const Float factor = exp2_of(old_max - subtracted);
   store(tile.row_max + row, new_max);
   store(tile.row_sum + row, load(tile.row_sum + row) * factor + (sums[0] + sums[1]));
@@ -77,7 +81,7 @@ inline void spoil_rows(const Tile& tile, const W& w) {
 }
 
 template <typename A, typename Tile, typename W>
-inline void attend_block(const PrefillItem& item, const Tile& tile, int64_t first, const W& w) {
+inline void attend_block(const PrefillItem& item, const Tile& tile, int64_t first, W& w) {
   const int32_t vectors = (tile.rows + kLanes - 1) / kLanes;
   const int64_t visible = tile.end - first;
   const int32_t keys = steps_end(visible < w.count ? static_cast<int32_t>(visible) : w.count);
@@ -164,6 +168,25 @@ inline void finish(const PrefillItem& item, const Tile& tile) {
   });
 }
 
+inline int32_t block_keys(int64_t first, int64_t end) {
+  const int64_t left = end - first;
+  return static_cast<int32_t>(left < 0 ? 0 : left < kBlockKeys ? left : kBlockKeys);
+}
+
+template <typename A>
+inline Ahead ahead_of(const PrefillItem& item, int64_t first, int32_t keys) {
+  Ahead ahead{};
+  if (keys == 0) return ahead;
+  ahead.key_stride = item.k_stride * A::kBytes;
+  ahead.value_stride = item.v_stride * A::kBytes;
+  ahead.key = static_cast<const char*>(item.k) + first * ahead.key_stride;
+  ahead.value = static_cast<const char*>(item.v) + first * ahead.value_stride;
+  ahead.left = keys;
+  ahead.key_lines = kHeadDim * A::kBytes / 64;
+  ahead.lines = ahead.key_lines + kNope * A::kBytes / 64;
+  return ahead;
+}
+
 template <typename A>
 inline void attend(const PrefillItem& item, void* scratch) {
   Workspace<typename A::Unit, A::kPack> w;
@@ -176,7 +199,8 @@ inline void attend(const PrefillItem& item, void* scratch) {
     if (w.tiles[tiles].end > end) end = w.tiles[tiles].end;
   }
   for (int64_t first = 0; first < end; first += kBlockKeys) {
-    stage_block<A>(item, first, static_cast<int32_t>(end - first < kBlockKeys ? end - first : kBlockKeys), w);
+    stage_block<A>(item, first, block_keys(first, end), w);
+    w.ahead = ahead_of<A>(item, first + kBlockKeys, block_keys(first + kBlockKeys, end));
     for (int32_t t = 0; t < tiles; ++t) {
       if (first < w.tiles[t].end) attend_block<A>(item, w.tiles[t], first, w);
     }

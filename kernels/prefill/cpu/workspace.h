@@ -44,6 +44,27 @@ struct Tile {
   int64_t end;  // the last row sees keys below it, the others no more than that
 };
 
+// Asks for the keys and values of the next block a line at a time, so that memory works while this block is computed
+// with: rows of one head are far apart, and no machine guesses the next one.
+struct Ahead {
+  const char* key;
+  const char* value;
+  int64_t key_stride, value_stride;  // bytes
+  int32_t left;                      // keys
+  int32_t key_lines, lines;          // of a key, and of a key and its value
+  int32_t line;
+
+  MLA_INLINE void step() {
+    if (left == 0) return;
+    __builtin_prefetch(line < key_lines ? key + line * 64 : value + (line - key_lines) * 64, 0, 2);
+    if (++line < lines) return;
+    line = 0;
+    key += key_stride;
+    value += value_stride;
+    --left;
+  }
+};
+
 template <typename Unit_, int kPack>
 struct Workspace {
   using Unit = Unit_;
@@ -62,6 +83,7 @@ struct Workspace {
   int32_t unusable_count;
   int32_t count;  // of the block's keys
   bool whole;     // everybody may see all of the block's steps
+  Ahead ahead;
 
   // With memory null only measures.
   int64_t carve(void* memory) {
