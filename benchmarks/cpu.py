@@ -1,6 +1,6 @@
-"""Decode on the CPU: every variant that this machine runs beside XLA's jitted gather and einsum, in one run.
+"""Decode and prefill on the CPU: every variant that this machine runs beside XLA's jitted einsums, in one run.
 
-    python -P benchmarks/cpu.py [--rounds N] [--threads 2] [--isa AVX2] [--dry-run]
+    python -P benchmarks/cpu.py [--op mla_prefill] [--rounds N] [--threads 2] [--isa AVX2] [--dry-run]
 
 Appends its rows to benchmarks/results/cpu.jsonl. Times are medians of whole jitted calls on the host clock;
 implementations take turns, a few calls in a row each, so that a change of clock meets all of them. --isa keeps both
@@ -17,8 +17,12 @@ import sys
 import time
 
 
+OPERATIONS = ["mla_decode", "mla_prefill"]
+
+
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--op", nargs="+", choices=OPERATIONS, default=OPERATIONS)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2, help="cores that this process may use")
     parser.add_argument("--isa", choices=("AVX2", "AVX512"), help="widest instruction set that both sides may use")
@@ -50,7 +54,9 @@ from jax_mla import reference  # noqa: E402
 PAGE = 64
 SCALE = 192**-0.5
 CALLS_IN_A_ROW = 4
-CELLS = [(4, 4096, 24, 1), (1, 32768, 24, 1), (4, 4096, 128, 1)]  # sequences, tokens, heads, query tokens
+DECODE_CELLS = [(4, 4096, 24, 1), (1, 32768, 24, 1), (4, 4096, 128, 1)]  # sequences, tokens, heads, query tokens
+PREFILL_CELLS = [(512, 16384, 24)]  # query tokens, tokens, heads
+PREFILL_SAMPLE = 16  # query tokens compared with float64
 
 
 @jax.jit
@@ -65,11 +71,26 @@ def gather_einsum(q, cache, page_table, kv_lens):
     return jnp.einsum("bqhn,bnl->bqhl", weights, rows[..., :512])
 
 
-def native(implementation: str):
+@jax.jit
+def einsum_softmax(q, k, v):
+    """What a user writes for the attention of new tokens to their context. The products are in bf16, summed in fp32."""
+    scores = jnp.einsum("thd,shd->hts", q, k, preferred_element_type=jnp.float32) * SCALE
+    return jnp.einsum("hts,shd->thd", jax.nn.softmax(scores, axis=-1).astype(q.dtype), v)
+
+
+def native_decode(implementation: str):
     return jax.jit(lambda *operands: jax_mla.mla_decode(*operands, scale=SCALE, implementation=implementation)[0])
 
 
-def inputs(cell: tuple[int, ...]):
+def native_prefill(implementation: str):
+    def run(q, k, v):
+        cu = (jnp.array([0, len(x)], jnp.int32) for x in (q, k))
+        return jax_mla.mla_prefill(q, k, v, *cu, causal=False, scale=SCALE, implementation=implementation)[0]
+
+    return jax.jit(run)
+
+
+def decode_inputs(cell: tuple[int, ...]):
     batch, tokens, heads, q_len = cell
     rng = np.random.default_rng(0)
     pages = batch * tokens // PAGE
@@ -79,15 +100,31 @@ def inputs(cell: tuple[int, ...]):
     return q, cache, table, jnp.full((batch,), tokens, jnp.int32)
 
 
-def truth(operands) -> np.ndarray:
+def prefill_inputs(cell: tuple[int, ...]):
+    queries, tokens, heads = cell
+    rng = np.random.default_rng(0)
+    shapes = (queries, heads, 192), (tokens, heads, 192), (tokens, heads, 128)
+    return tuple(jnp.asarray(rng.standard_normal(shape, np.float32), jnp.bfloat16) for shape in shapes)
+
+
+def decode_truth(operands) -> np.ndarray:
     with jax.enable_x64(True):
         return np.asarray(
             reference.mla_decode(*operands, scale=SCALE, compute_dtype=jnp.float64, out_dtype=jnp.float64)[0]
         )
 
 
+def prefill_truth(operands) -> np.ndarray:
+    """Of the first queries alone."""
+    q, k, v = (np.asarray(x).astype(np.float64) for x in operands)
+    scores = np.einsum("thd,shd->hts", q[:PREFILL_SAMPLE], k, optimize=True) * SCALE
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return np.einsum("hts,shd->thd", weights / weights.sum(axis=-1, keepdims=True), v, optimize=True)
+
+
 def relative_error(out: jax.Array, exact: np.ndarray) -> float:
-    return float(np.linalg.norm(np.asarray(out, np.float64) - exact) / np.linalg.norm(exact))
+    """On the leading rows that the truth has."""
+    return float(np.linalg.norm(np.asarray(out[: len(exact)], np.float64) - exact) / np.linalg.norm(exact))
 
 
 def measure(functions: dict, operands, rounds: int) -> dict[str, float]:
@@ -103,32 +140,54 @@ def measure(functions: dict, operands, rounds: int) -> dict[str, float]:
     return {name: statistics.median(spent) * 1e6 for name, spent in times.items()}
 
 
-def main() -> None:
-    rows = [row for row in jax_mla.capabilities("cpu") if row.operation == "mla_decode"]
+def variants_of(operation: str) -> list[str]:
+    rows = [row for row in jax_mla.capabilities("cpu") if row.operation == operation]
     variants = list(dict.fromkeys(row.implementation for row in rows))
     if ARGUMENTS.isa:
         variants = [name for name in variants if name.partition(":")[2] in NARROW[ARGUMENTS.isa]]
+    print(f"{operation}: the best variant is {variants[0]}", file=sys.stderr)
+    return variants
+
+
+def decode(run: record.Run) -> None:
+    natives = {name: native_decode(name) for name in variants_of("mla_decode")}
+    for cell in DECODE_CELLS:
+        batch, tokens, heads, q_len = cell
+        operands = decode_inputs(cell)
+        functions = {"xla gather + einsum": gather_einsum} | natives
+        work = {
+            "TBps": batch * tokens * 1152 / 1e6,
+            "TFLOPs": 2 * batch * tokens * heads * q_len * 1088 / 1e6,
+        }
+        compare(run, "mla_decode", cell, functions, operands, decode_truth(operands), work)
+
+
+def prefill(run: record.Run) -> None:
+    natives = {name: native_prefill(name) for name in variants_of("mla_prefill")}
+    for cell in PREFILL_CELLS:
+        queries, tokens, heads = cell
+        operands = prefill_inputs(cell)
+        functions = {"xla einsum + softmax": einsum_softmax, "xla": native_prefill("xla")} | natives
+        work = {"TFLOPs": 2 * queries * tokens * heads * 320 / 1e6}
+        compare(run, "mla_prefill", cell, functions, operands, prefill_truth(operands), work)
+
+
+def compare(run, operation: str, cell, functions: dict, operands, exact: np.ndarray, work: dict[str, float]) -> None:
+    """Adds a row for each function; work: amounts that become rates. The first function is the baseline of ratios."""
+    errors = {name: relative_error(function(*operands), exact) for name, function in functions.items()}
+    times = measure(functions, operands, ARGUMENTS.rounds)
+    baseline = next(iter(times.values()))
+    for name, us in times.items():
+        rates = {unit: amount / us for unit, amount in work.items()}
+        run.add(operation, list(cell), name, us, **rates, error=errors[name], ratio=baseline / us)
+
+
+def main() -> None:
     limit = f", limited to {ARGUMENTS.isa}" if ARGUMENTS.isa else ""
     run = record.Run("cpu", f"{record.cpu_name()}, {ARGUMENTS.threads} threads{limit}")
-    print(f"{run.heading['device']}; the best variant is {variants[0]}", file=sys.stderr)
-    for cell in CELLS:
-        batch, tokens, heads, q_len = cell
-        operands = inputs(cell)
-        exact = truth(operands)
-        functions = {"xla gather + einsum": gather_einsum} | {name: native(name) for name in variants}
-        errors = {name: relative_error(function(*operands), exact) for name, function in functions.items()}
-        times = measure(functions, operands, ARGUMENTS.rounds)
-        for name, us in times.items():
-            run.add(
-                "mla_decode",
-                list(cell),
-                name,
-                us,
-                TBps=batch * tokens * 1152 / us / 1e6,
-                TFLOPs=2 * batch * tokens * heads * q_len * 1088 / us / 1e6,
-                error=errors[name],
-                ratio=times["xla gather + einsum"] / us,
-            )
+    print(run.heading["device"], file=sys.stderr)
+    for operation in ARGUMENTS.op:
+        {"mla_decode": decode, "mla_prefill": prefill}[operation](run)
     if not ARGUMENTS.dry_run:
         run.save()
 

@@ -24,10 +24,11 @@ DECODE_RESULTS = ROOT / "benchmarks" / "results" / "decode.jsonl"
 
 
 def refresh(readme: str) -> str:
-    """README.md's text with both tables made anew."""
+    """README.md's text with its tables made anew."""
     readme = _replace(readme, "support", lambda old: _markdown(HEADER, compact(_merge(_parse(old)))))
     if CPU_RESULTS.exists():
         readme = _replace(readme, "cpu", lambda _: _cpu_table(CPU_RESULTS.read_text()))
+        readme = _replace(readme, "cpu prefill", lambda _: _cpu_prefill_table(CPU_RESULTS.read_text()))
     return readme
 
 
@@ -87,36 +88,52 @@ def _merge(old: list[Support]) -> list[Support]:
     return sorted([*here, *(line for line in old if is_kept(line))], key=rank)
 
 
-def _cpu_table(results: str) -> str:
-    """One table a machine, from its last run: XLA and the best variant; runs limited to older instructions left out."""
+def _last_runs(results: str, operation: str) -> list[list[dict]]:
+    """Of each machine the rows of the operation's last run; runs limited to older instructions left out."""
     rows = [json.loads(line) for line in results.splitlines()]
-    rows = [row for row in rows if "limited" not in row["device"]]
+    rows = [row for row in rows if row["op"] == operation and "limited" not in row["device"]]
     last_run = {row["device"]: row["run"] for row in rows}
-    return "\n".join(_run_table([row for row in rows if row["run"] == run]) for run in last_run.values())
+    return [[row for row in rows if row["run"] == run] for run in last_run.values()]
 
 
-def _run_table(rows: list[dict]) -> str:
+def _run_table(rows: list[dict], header: tuple[str, ...], line) -> str:
+    """XLA and the best variant: a benchmark lists the best first."""
     first = rows[0]
     versions = ", ".join(f"{name} {first['versions'][name]}" for name in ("jax", "jaxlib"))
-    header = ("sequences x tokens, heads", "implementation", "ms", "GB/s of cache", "GFLOP/s", "error", "times XLA")
     natives = list(dict.fromkeys(row["implementation"] for row in rows if row["implementation"].startswith("cpu")))
-    lines = []
-    for row in rows:
-        if row["implementation"] in natives[1:]:  # a benchmark lists the best first
-            continue
-        batch, tokens, heads, _ = row["cell"]
-        lines.append(
-            (
-                f"{batch} x {tokens}, {heads}",
-                row["implementation"],
-                f"{row['us'] / 1000:.2f}",
-                f"{row['TBps'] * 1000:.2f}",
-                f"{row['TFLOPs'] * 1000:.0f}",
-                f"{row['error']:.1e}",
-                f"{row['ratio']:.1f}",
-            )
-        )
+    lines = [line(row) for row in rows if row["implementation"] not in natives[1:]]
     return f"{first['device']}; {versions}; {first['date'][:10]}.\n\n" + _markdown(header, lines)
+
+
+def _cpu_table(results: str) -> str:
+    header = ("sequences x tokens, heads", "implementation", "ms", "GB/s of cache", "GFLOP/s", "error", "times XLA")
+
+    def line(row: dict) -> tuple[str, ...]:
+        batch, tokens, heads, _ = row["cell"]
+        name, ms, *others = _measured(row)
+        return (f"{batch} x {tokens}, {heads}", name, ms, f"{row['TBps'] * 1000:.2f}", *others)
+
+    return "\n".join(_run_table(rows, header, line) for rows in _last_runs(results, "mla_decode"))
+
+
+def _cpu_prefill_table(results: str) -> str:
+    header = ("queries x tokens, heads", "implementation", "ms", "GFLOP/s", "error", "times XLA")
+
+    def line(row: dict) -> tuple[str, ...]:
+        queries, tokens, heads = row["cell"]
+        return (f"{queries} x {tokens}, {heads}", *_measured(row))
+
+    return "\n".join(_run_table(rows, header, line) for rows in _last_runs(results, "mla_prefill"))
+
+
+def _measured(row: dict) -> tuple[str, ...]:
+    return (
+        row["implementation"],
+        f"{row['us'] / 1000:.2f}",
+        f"{row['TFLOPs'] * 1000:.0f}",
+        f"{row['error']:.1e}",
+        f"{row['ratio']:.1f}",
+    )
 
 
 PEERS = ("flashmla", "fa3")

@@ -10,4 +10,5 @@ XLA_FFI_DECLARE_HANDLER_SYMBOL(jax_mla_merge_states);
 #if defined(JAX_MLA_CPU)
 XLA_FFI_DECLARE_HANDLER_SYMBOL(jax_mla_pack_kv);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(jax_mla_pack_kv_fp8);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(jax_mla_prefill);
 #endif

@@ -29,6 +29,7 @@ std::vector<Target> targets() {
       target<jax_mla_update_cache>("jax_mla_update_cache"), target<jax_mla_merge_states>("jax_mla_merge_states"),
 #if defined(JAX_MLA_CPU)
       target<jax_mla_pack_kv>("jax_mla_pack_kv"),           target<jax_mla_pack_kv_fp8>("jax_mla_pack_kv_fp8"),
+ target<jax_mla_prefill>("jax_mla_prefill"),
 #endif
   };
 }

@@ -32,8 +32,9 @@ _UPDATE_CACHE = "jax_mla_update_cache"
 _MERGE_STATES = "jax_mla_merge_states"
 _PACK_KV = "jax_mla_pack_kv"
 _PACK_KV_FP8 = "jax_mla_pack_kv_fp8"
+_PREFILL = "jax_mla_prefill"
 
-CUSTOM_CALL_TARGETS = (_PLAN_DECODE, _DECODE, _UPDATE_CACHE, _MERGE_STATES, _PACK_KV, _PACK_KV_FP8)
+CUSTOM_CALL_TARGETS = (_PLAN_DECODE, _DECODE, _UPDATE_CACHE, _MERGE_STATES, _PACK_KV, _PACK_KV_FP8, _PREFILL)
 
 
 def check_jaxlib(version: str) -> None:
@@ -246,6 +247,56 @@ def merge_states(out_a: jax.Array, lse_a: jax.Array, out_b: jax.Array, lse_b: ja
     """out [rows, width] and lse [rows] of two sides -> out, lse."""
     results = (_shape(out_a.shape, out_a.dtype), _shape(lse_a.shape, jnp.float32))
     return _call(_MERGE_STATES, results, (out_a, lse_a, out_b, lse_b))
+
+
+def prefill(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    cu_q_lens: jax.Array,
+    cu_kv_lens: jax.Array,
+    key_mask: jax.Array | None,
+    scales: Sequence[jax.Array | None],
+    carry: tuple[jax.Array, jax.Array] | None,
+    *,
+    value_offset: int,
+    scale: float,
+    causal: bool,
+    variant: int,
+    out_dtype: Any,
+) -> tuple[jax.Array, jax.Array]:
+    """q [T, H, 192], k [S, H, 192], v [S, H, 128 or 256], key_mask [ceil(S / 32)] uint32 -> out [T, H, 128], lse.
+
+    scales: of q, k and v. carry: out and lse in fp32, aliased with the results, which are then out_dtype float32.
+    """
+    tokens, num_heads, _ = q.shape
+    results = (_shape((tokens, num_heads, 128), out_dtype), _shape((tokens, num_heads), jnp.float32))
+    aliases = None
+    state = (jnp.zeros((0,), jnp.float32),) * 2
+    inputs = (
+        q,
+        k,
+        v,
+        cu_q_lens,
+        cu_kv_lens,
+        _optional(key_mask, jnp.uint32),
+        *(_optional(s, jnp.float32) for s in scales),
+    )
+    if carry is not None:
+        # As for update_cache: between barriers, so that no fusion drops the alias.
+        state = jax.lax.optimization_barrier(carry)
+        aliases = {len(inputs): 0, len(inputs) + 1: 1}
+    out = _call(
+        _PREFILL,
+        results,
+        (*inputs, *state),
+        aliases=aliases,
+        value_offset=np.int32(value_offset),
+        variant=np.int32(variant),
+        scale=np.float32(scale),
+        causal=np.bool_(causal),
+    )
+    return tuple(out) if carry is None else jax.lax.optimization_barrier(tuple(out))
 
 
 def pack_kv(kv_up: jax.Array, k_pe: jax.Array, k_scale: jax.Array | None) -> jax.Array:

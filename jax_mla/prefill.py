@@ -1,15 +1,112 @@
 """Attention over up-projected keys and values of a ragged batch, for prompts.
 
-Method: exact softmax attention, causal to the bottom right, with the log-sum-exp that merging needs.
+Method: exact softmax attention, causal to the bottom right, with the log-sum-exp that merging needs. Kernels work in
+blocks with an online softmax: FlashAttention-2, Dao (arXiv:2307.08691).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax
+import jax.numpy as jnp
 
-from jax_mla import _checks, dispatch, reference
+from jax_mla import _checks, _ffi, dispatch, reference
+from jax_mla.dispatch import Choice
+
+
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    """What is static in one call of mla_prefill."""
+
+    scale: float
+    causal: bool
+    value_offset: int
+    choices: tuple[Choice, ...]
+    named: bool
+    differentiable: bool
+
+
+def _native(call: _Call, choice: Choice, *operands):
+    """The custom call; vmap folds its new axis into the batch of sequences."""
+
+    @jax.custom_batching.custom_vmap
+    def kernel(q, k, v, cu_q_lens, cu_kv_lens, scales, carry):
+        out_dtype = jnp.float32 if carry is not None else q.dtype if q.dtype.name in _checks.FLOATS else jnp.bfloat16
+        return _ffi.prefill(
+            q, k, v, cu_q_lens, cu_kv_lens, None, scales, carry, value_offset=call.value_offset, scale=call.scale,
+            causal=call.causal, variant=choice.variant, out_dtype=out_dtype,
+        )  # fmt: skip
+
+    @kernel.def_vmap
+    def fold(size, in_batched, *operands):
+        if any(jax.tree.leaves(in_batched[_OPERANDS.index("scales")])):
+            raise NotImplementedError("vmap of mla_prefill over q_scale, k_scale or v_scale: they are one a call")
+        out, lse = _native(call, choice, *_folded(size, in_batched, operands))
+        return tuple(x.reshape(size, -1, *x.shape[1:]) for x in (out, lse)), (True, True)
+
+    return kernel(*operands)
+
+
+# What _native and _xla take.
+_OPERANDS = ("q", "k", "v", "cu_q_lens", "cu_kv_lens", "scales", "carry")
+
+
+def _folded(size: int, in_batched, operands):
+    """Operands of `size` calls as those of one, whose batch has the sequences of all of them."""
+
+    def spread(x: jax.Array, batched: bool) -> jax.Array:
+        return x if batched else jnp.broadcast_to(x, (size, *x.shape))
+
+    spread_out = jax.tree.map(spread, tuple(operands), tuple(in_batched))
+    q, k, v, cu_q_lens, cu_kv_lens, _, carry = spread_out
+    tokens, stored = q.shape[1], k.shape[1]
+    cu_q_lens, cu_kv_lens = jnp.clip(cu_q_lens, 0, tokens), jnp.clip(cu_kv_lens, 0, stored)
+    # Query tokens that no sequence of a mapped call owns become sequences without keys, such keys ones without queries.
+    none = jnp.zeros_like(cu_q_lens[:, :1])
+    cu_q_lens = jnp.concatenate([none, cu_q_lens[:, :1], cu_q_lens, none + tokens], axis=1)
+    cu_kv_lens = jnp.concatenate([none, none, cu_kv_lens, cu_kv_lens[:, -1:]], axis=1)
+
+    def joined(lens: jax.Array, each: int) -> jax.Array:
+        starts = lens + jnp.arange(size, dtype=jnp.int32)[:, None] * each
+        return jnp.append(starts.reshape(-1), jnp.int32(size * each))
+
+    def flat(x: jax.Array) -> jax.Array:
+        return x.reshape(-1, *x.shape[2:])
+
+    lens = joined(cu_q_lens, tokens), joined(cu_kv_lens, stored)
+    return flat(q), flat(k), flat(v), *lens, operands[_OPERANDS.index("scales")], jax.tree.map(flat, carry)
+
+
+def _xla(call: _Call, q, k, v, cu_q_lens, cu_kv_lens, scales, carry):
+    q_scale, k_scale, v_scale = scales
+    return reference.mla_prefill(
+        q, k, v, cu_q_lens, cu_kv_lens, causal=call.causal, scale=call.scale, value_offset=call.value_offset,
+        q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, carry=carry,
+    )  # fmt: skip
+
+
+def _core(call: _Call, *operands):
+    """mla_prefill, with its rule for differentiation."""
+    native, xla = functools.partial(_native, call), functools.partial(_xla, call)
+    if call.differentiable:
+        return xla(*operands)
+
+    @jax.custom_jvp
+    def undifferentiable(*operands):
+        return dispatch.run(call.choices, call.named, native, xla, *operands)
+
+    @undifferentiable.defjvp
+    def refuse(primals, tangents):
+        raise NotImplementedError(
+            "mla_prefill has no derivative: it serves inference. implementation='xla' can be differentiated"
+        )
+
+    return undifferentiable(*operands)
+
+
+_attend = jax.jit(_core, static_argnums=0)
 
 
 def mla_prefill(
@@ -34,10 +131,15 @@ def mla_prefill(
     place. All in one dtype: bf16, fp16, fp32, or fp8 with the fp32 scalars q_scale, k_scale, v_scale (None = 1).
     cu_q_lens, cu_kv_lens [B + 1] int32: where each sequence begins and ends. causal: query i of n sees keys up to
     m - n + i of its m. scale: static (192 ** -0.5). carry: (out [T, H, 128], lse [T, H]) in fp32, into which the
-    result is merged.
+    result is merged, in place where it is donated to jit; a row without keys keeps it as it is.
+
+    implementation: None for the best, or a name, which serves the call or raises.
 
     Returns out [T, H, 128] in q's dtype (bf16 for fp8 queries; fp32 with a carry) and lse [T, H] fp32, natural. A row
-    without keys has out 0 and lse -inf. Raises ValueError or NotImplementedError while tracing, as `mla_decode`.
+    without keys has out 0 and lse -inf; one that sees a value which is not finite is NaN.
+
+    Raises ValueError or NotImplementedError while tracing, for wrong shapes, dtypes or head counts; also when
+    differentiated, unless implementation is "xla", and for vmap over the scales.
     """
     q, k, v = _checks.array("q", q), _checks.array("k", k), _checks.array("v", v)
     _checks.dtype("q", q, (*_checks.FLOATS, *_checks.FP8))
@@ -69,16 +171,10 @@ def mla_prefill(
         _checks.shape("carry[0] (out)", out, (tokens, num_heads, _checks.NOPE))
         _checks.shape("carry[1] (lse)", lse, (tokens, num_heads))
         carry = (out, lse)
+    scale, causal = _checks.number("scale", scale), _checks.flag("causal", causal)
     kind = q.dtype.name
-    dispatch.select("mla_prefill", implementation=implementation, q_dtype=kind, cache_dtype=kind, num_heads=num_heads)
-    return _attend(
-        q, k, v, cu_q_lens, cu_kv_lens, carry, scales, causal=_checks.flag("causal", causal),
-        scale=_checks.number("scale", scale), value_offset=value_offset,
-    )  # fmt: skip
-
-
-@functools.partial(jax.jit, static_argnames=("causal", "scale", "value_offset"))
-def _attend(q, k, v, cu_q_lens, cu_kv_lens, carry, scales, *, causal: bool, scale: float, value_offset: int):
-    return reference.mla_prefill(
-        q, k, v, cu_q_lens, cu_kv_lens, causal=causal, scale=scale, value_offset=value_offset, carry=carry, **scales
-    )
+    choices = dispatch.select("mla_prefill", implementation=implementation, q_dtype=kind, cache_dtype=kind)
+    if 0 in q.shape or k.size == 0 or cu_q_lens.shape[0] == 1:
+        choices = ()  # no query or no key: no kernel is handed a buffer without memory
+    call = _Call(scale, causal, value_offset, choices, implementation is not None, implementation == dispatch.XLA)
+    return _attend(call, q, k, v, cu_q_lens, cu_kv_lens, tuple(scales.values()), carry)

@@ -18,7 +18,9 @@ set(mla_cpu_sources
   kernels/decode/cpu/plan.cc
   kernels/decode/cpu/reduce.cc
   kernels/merge/cpu/merge_states.cc
-  kernels/pack/cpu/pack_kv.cc)
+  kernels/pack/cpu/pack_kv.cc
+  kernels/prefill/cpu/attention_portable.cc
+  kernels/prefill/cpu/prefill.cc)
 
 function(mla_isa_source source)
   set_source_files_properties("${mla_root}/${source}" TARGET_DIRECTORY mla_cpu_kernels PROPERTIES COMPILE_OPTIONS "${ARGN}")
@@ -34,7 +36,11 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
     kernels/decode/cpu/attention_avx2.cc
     kernels/decode/cpu/attention_avx512.cc
     kernels/decode/cpu/attention_avx512_bf16.cc
-    kernels/decode/cpu/attention_amx.cc)
+    kernels/decode/cpu/attention_amx.cc
+    kernels/prefill/cpu/attention_avx2.cc
+    kernels/prefill/cpu/attention_avx512.cc
+    kernels/prefill/cpu/attention_avx512_bf16.cc
+    kernels/prefill/cpu/attention_amx.cc)
 endif()
 list(TRANSFORM mla_cpu_sources PREPEND "${mla_root}/")
 
@@ -49,10 +55,12 @@ if(JAX_MLA_EMULATE_AMX)
 endif()
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
   mla_isa_source(kernels/cpu/rows_avx2.cc ${mla_avx2})
-  mla_isa_source(kernels/decode/cpu/attention_avx2.cc ${mla_avx2})
-  mla_isa_source(kernels/decode/cpu/attention_avx512.cc ${mla_avx512})
-  mla_isa_source(kernels/decode/cpu/attention_avx512_bf16.cc ${mla_avx512} -mavx512bf16)
-  mla_isa_source(kernels/decode/cpu/attention_amx.cc ${mla_avx512} -mavx512bf16)
+  foreach(operation decode prefill)
+    mla_isa_source(kernels/${operation}/cpu/attention_avx2.cc ${mla_avx2})
+    mla_isa_source(kernels/${operation}/cpu/attention_avx512.cc ${mla_avx512})
+    mla_isa_source(kernels/${operation}/cpu/attention_avx512_bf16.cc ${mla_avx512} -mavx512bf16)
+    mla_isa_source(kernels/${operation}/cpu/attention_amx.cc ${mla_avx512} -mavx512bf16)
+  endforeach()
 endif()
 
 find_package(Threads REQUIRED)

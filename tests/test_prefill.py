@@ -8,9 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
-from helpers import assert_same_bits
+from helpers import assert_same_bits, native_only, served, served_or_refused
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
-from jax_mla import merge_states, mla_prefill
+from jax_mla import _ffi, explain, merge_states, mla_prefill
 
 OPERATION = "mla_prefill"
 SCALE = 192**-0.5
@@ -99,6 +101,10 @@ def test_fp8_with_scales(dtype, implementation):
     q, k, kv_up = operands(29, 34, 6, dtype)
     scales = {"q_scale": np.float32(1.5), "k_scale": np.float32(0.5), "v_scale": np.float32(3)}
     wide = [oracle.as_float(x) for x in (q, k, values(kv_up))]
+    if not served(OPERATION, implementation, dtype, dtype):
+        with served_or_refused(OPERATION, implementation, dtype, dtype):
+            compiled(implementation, causal=True)(q, k, values(kv_up), *cu, **scales)
+        return
     for given in (scales, {}):
         run = compiled(implementation, causal=True)
         got = run(q, k, values(kv_up), *cu, **given)
@@ -118,9 +124,11 @@ def test_carry_is_merged_into(causal, implementation):
     run = compiled(implementation, causal=causal)
     merged = run(q, k, values(kv_up), *cu, carry=(out, lse))
     assert merged[0].dtype == "float32"
-    exact = run(q.astype(np.float32), k.astype(np.float32), values(kv_up).astype(np.float32), *cu)
-    want = merge_states(jnp.asarray(out), jnp.asarray(lse), *exact, implementation="xla")
-    oracle.assert_attention(merged, tuple(np.asarray(x, np.float64) for x in want), 1e-5, 1e-5)
+    own = tuple(
+        jnp.asarray(x, jnp.float32) for x in oracle.prefill(q, k, values(kv_up), *cu, causal=causal, scale=SCALE)
+    )
+    want = merge_states(jnp.asarray(out), jnp.asarray(lse), *own, implementation="xla")
+    oracle.assert_attention(merged, tuple(np.asarray(x, np.float64) for x in want), 1e-2)
     np.testing.assert_array_equal(merged[0][29:], out[29:])
     np.testing.assert_array_equal(merged[1][29:], lse[29:])
 
@@ -133,3 +141,202 @@ def test_empty_shapes(tokens, stored, batch, implementation):
     assert out.shape == (tokens, 4, 128) and lse.shape == (tokens, 4)
     if not stored or not batch:
         assert not np.any(np.asarray(out, np.float32)) and np.all(np.asarray(lse) == -np.inf)
+
+
+@CAUSAL
+def test_merging_in_the_call_equals_merging_afterwards(causal, implementation):
+    """Both merge in fp32: 1e-5 apart at most, in fp32 inputs."""
+    cu = ragged((20, 9), (25, 9))
+    q, k, kv_up = operands(29, 34, 6, "float32")
+    rng = np.random.default_rng(3)
+    state = rng.standard_normal((29, 6, 128)).astype(np.float32), rng.standard_normal((29, 6)).astype(np.float32)
+    run = compiled(implementation, causal=causal)
+    merged = run(q, k, values(kv_up), *cu, carry=state)
+    want = merge_states(*state, *run(q, k, values(kv_up), *cu))
+    oracle.assert_attention(merged, tuple(np.asarray(x, np.float64) for x in want), 1e-5, 1e-5)
+
+
+@CAUSAL
+def test_many_tiles_and_blocks(causal, implementation):
+    """Requests whose queries and keys are several of the kernels' tiles and blocks, and end inside them."""
+    cu = ragged((250, 97, 96), (700, 130, 96))
+    q, k, kv_up = operands(443, 926, 2)
+    got = compiled(implementation, causal=causal)(q, k, values(kv_up), *cu)
+    oracle.assert_attention(got, oracle.prefill(q, k, values(kv_up), *cu, causal=causal, scale=SCALE), 1e-2)
+
+
+def test_same_bits_each_time(implementation):
+    """Fresh copies of the operands, at other addresses, too."""
+    cu = ragged((250, 97), (300, 130))
+    q, k, kv_up = operands(347, 430, 5)
+    run = compiled(implementation, causal=True)
+    first = run(q, k, values(kv_up), *cu)
+    for _ in range(4):
+        assert_same_bits(first, run(np.copy(q), np.copy(k), values(kv_up), *cu))
+
+
+def carry_of(tokens, heads):
+    rng = np.random.default_rng(4)
+    out = rng.standard_normal((tokens, heads, 128)).astype(np.float32)
+    return out, rng.standard_normal((tokens, heads)).astype(np.float32)
+
+
+def test_without_donation_the_carry_stays(implementation):
+    """Nothing that the caller holds changes: eagerly, under jit, and where the program needs the old carry too."""
+    cu = ragged((20, 9), (25, 9))
+    q, k, kv_up = operands(29, 34, 6)
+    given = carry_of(29, 6)
+    carry = tuple(map(jnp.asarray, given))
+    run = partial(mla_prefill, causal=True, scale=SCALE, implementation=implementation)
+    eager = run(q, k, values(kv_up), *cu, carry=carry)
+    both = jax.jit(lambda carry: (run(q, k, values(kv_up), *cu, carry=carry), jax.tree.map(lambda x: x * 2, carry)))
+    merged, twice = both(carry)
+    assert_same_bits(carry, given)
+    assert_same_bits(merged, eager)
+    np.testing.assert_array_equal(twice[0], given[0] * 2)
+
+
+@native_only
+def test_a_donated_carry_is_updated_in_place(implementation):
+    """Donated, and as the carry of a scan: no second buffer."""
+    cu = ragged((300,), (300,))
+    q, k, kv_up = operands(300, 300, 6)
+    given = carry_of(300, 6)
+    run = partial(mla_prefill, causal=True, scale=SCALE, implementation=implementation)
+
+    def once(carry):
+        return run(q, k, values(kv_up), *cu, carry=carry)
+
+    def twice(carry):
+        return jax.lax.scan(lambda carry, _: (once(carry), None), carry, length=2)[0]
+
+    expected = once(given), once(once(given))
+    for function, want in zip((once, twice), expected, strict=True):
+        program = jax.jit(function, donate_argnums=0).lower(given).compile()
+        memory = program.memory_analysis()
+        nbytes = given[0].nbytes + given[1].nbytes
+        assert memory.alias_size_in_bytes >= nbytes and memory.temp_size_in_bytes < given[0].nbytes
+        carry = jax.jit(lambda x: jax.tree.map(jnp.copy, x))(given)  # XLA's own memory
+        addresses = [x.unsafe_buffer_pointer() for x in carry]
+        got = program(carry)
+        assert [x.unsafe_buffer_pointer() for x in got] == addresses
+        assert_same_bits(got, want)
+
+
+@native_only
+def test_masked_keys(implementation):
+    """Keys whose bit is clear in the mask are seen by nobody, NaN in them neither."""
+    cu = ragged((60, 9), (90, 9))
+    q, k, kv_up = operands(69, 99, 3)
+    v = values(kv_up)
+    seen = np.random.default_rng(5).random(99) < 0.6
+    seen[90:] = False  # a request without any
+    mask = np.packbits(np.pad(seen, (0, -len(seen) % 32)), bitorder="little").view(np.uint32)
+    kept = ragged((60, 9), (int(seen.sum()), 0))
+    truth = oracle.prefill(q, k[seen], v[seen], *kept, causal=False, scale=SCALE)
+    k, v = (np.where(seen[:, None, None], x, np.array(np.nan, x.dtype)) for x in (k, v))
+    choice = explain(OPERATION, implementation=implementation, target=implementation.partition(":")[0])
+    got = jax.jit(
+        lambda *operands: _ffi.prefill(
+            *operands, jnp.asarray(mask), (None,) * 3, None, value_offset=0, scale=SCALE, causal=False,
+            variant=choice.variant, out_dtype=q.dtype,
+        )
+    )(q, k, v, *cu)  # fmt: skip
+    oracle.assert_attention(got, truth, 1e-2)
+
+
+def test_offsets_out_of_range(implementation):
+    """Whatever the offsets hold, nothing outside the arrays is read or written, and good requests stay right."""
+    q, k, kv_up = operands(30, 40, 2)
+    run = compiled(implementation, causal=True)
+    for cu_q, cu_kv in [
+        ([0, 2**31 - 1], [0, 2**31 - 1]),
+        ([-5, 30], [-9, 40]),
+        ([0, 90, 20, -1], [70, 2, -(2**31), 9]),
+    ]:
+        out, lse = run(q, k, values(kv_up), np.array(cu_q, np.int32), np.array(cu_kv, np.int32))
+        assert out.shape == (30, 2, 128) and lse.shape == (30, 2)
+    cu_q, cu_kv = np.array([0, 20, 2**31 - 1], np.int32), np.array([0, 25, 2**31 - 1], np.int32)
+    out, lse = run(q, k, values(kv_up), cu_q, cu_kv)
+    truth = oracle.prefill(q[:20], k[:25], values(kv_up)[:25], *ragged((20,), (25,)), causal=True, scale=SCALE)
+    oracle.assert_attention((out[:20], lse[:20]), truth, 1e-2)
+
+
+@pytest.mark.parametrize("mapped", ["all", "q", "values", "offsets"])
+def test_vmap(mapped, implementation):
+    """A mapped axis becomes more sequences; what no sequence of a call owns stays apart. Nested too."""
+    cu_q, cu_kv = ragged((7, 3), (9, 5))
+    q, k, kv_up = operands(12, 17, 2)  # two query tokens and three keys of no sequence
+    v = values(kv_up)
+    plain = {"q": q, "k": k, "v": v, "cu_q_lens": cu_q, "cu_kv_lens": cu_kv, "carry": carry_of(12, 2)}
+    other = {
+        "q": -q,
+        "k": -k,
+        "v": v * 2,
+        "cu_q_lens": cu_q + np.array([1, 0, 1], np.int32),
+        "cu_kv_lens": cu_kv + np.array([2, 0, 1], np.int32),
+        "carry": tuple(x * 2 for x in carry_of(12, 2)),
+    }
+    which = {"q": ["q"], "values": ["v"], "offsets": ["cu_q_lens", "cu_kv_lens"]}.get(mapped, list(plain))
+    axes = {name: 0 if name in which else None for name in plain}
+    stacked = {n: jax.tree.map(lambda a, b: np.stack([a, b, a]), plain[n], other[n]) for n in which}
+
+    def call(q, k, v, cu_q_lens, cu_kv_lens, carry):
+        return mla_prefill(
+            q, k, v, cu_q_lens, cu_kv_lens, causal=True, scale=SCALE, carry=carry, implementation=implementation
+        )
+
+    run = jax.vmap(call, in_axes=tuple(axes.values()))
+    got = jax.jit(run)(*(plain | stacked).values())
+    nested = jax.vmap(run, in_axes=(0, *[None] * 5))(
+        (plain | stacked)["q"][None], *list((plain | stacked).values())[1:]
+    )
+    for i in range(3):
+        one = call(*(plain | {n: (plain, other, plain)[i][n] for n in which}).values())
+        for x, y, z in zip(got, one, nested, strict=True):
+            np.testing.assert_allclose(x[i], y, rtol=1e-6, atol=1e-6)
+            np.testing.assert_allclose(z[0, i], y, rtol=1e-6, atol=1e-6)
+
+
+def test_derivative_is_refused(implementation):
+    """It serves inference, unless XLA's implementation is asked for by name."""
+    cu = ragged((6,), (6,))
+    q, k, kv_up = (jnp.asarray(x) for x in operands(6, 6, 2, "float32"))
+
+    def loss(q, implementation):
+        out, lse = mla_prefill(
+            q, k, kv_up, *cu, causal=True, scale=SCALE, value_offset=128, implementation=implementation
+        )
+        return out.sum() + lse.sum()
+
+    if implementation == "xla":
+        assert np.isfinite(jax.grad(loss)(q, "xla")).all()
+    for name in [None, implementation] if implementation != "xla" else [None]:
+        with pytest.raises(NotImplementedError, match="mla_prefill has no derivative: it serves inference"):
+            jax.grad(loss)(q, name)
+        with pytest.raises(NotImplementedError, match="mla_prefill has no derivative"):
+            jax.jvp(partial(loss, implementation=name), (q,), (q,))
+
+
+def test_heads_over_devices(implementation):
+    """Inside shard_map, carry and all: no collective, and results typed as varying."""
+    found = jax.devices(jax.config.jax_default_device.platform)
+    if len(found) < 2:
+        pytest.skip("needs 2 devices")
+    cu = ragged((20, 9), (25, 9))
+    q, k, kv_up = operands(29, 34, 6)
+    carry = carry_of(29, 6)
+    by_head = P(None, "heads")
+
+    def call(q, k, v, carry):
+        return mla_prefill(q, k, v, *cu, causal=True, scale=SCALE, carry=carry, implementation=implementation)
+
+    options = {"mesh": jax.make_mesh((2,), ("heads",), (AxisType.Auto,), devices=found[:2]), "in_specs": by_head}
+    run = jax.jit(jax.shard_map(call, out_specs=by_head, **options))
+    got = run(q, k, values(kv_up), carry)
+    for x, y in zip(got, call(q, k, values(kv_up), carry), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-6)
+    text = run.lower(q, k, values(kv_up), carry).compile().as_text()
+    assert "all-gather" not in text and "all-reduce" not in text
+    with pytest.raises(ValueError, match="out_specs"):
+        jax.shard_map(call, out_specs=P(), **options)(q, k, values(kv_up), carry)

@@ -76,18 +76,22 @@ def test_tables_keep_what_this_machine_cannot_know(tables):
 def test_cpu_figures(tables):
     """Of each machine the last run alone makes its table, with the best variant beside XLA."""
     rows = [
-        '{"run": "a", "device": "a CPU, 2 threads", "cell": [1, 64, 8, 1], "us": 1.0}',
-        '{"run": "b", "date": "2026-01-02T00:00:00", "device": "a CPU, 2 threads", "versions": {"jax": "0.10.2", '
+        '{"run": "a", "op": "mla_decode", "device": "a CPU, 2 threads", "cell": [1, 64, 8, 1], "us": 1.0}',
+        '{"run": "b", "op": "mla_decode", "date": "2026-01-02T00:00:00", "device": "a CPU, 2 threads", "versions": {"jax": "0.10.2", '
         '"jaxlib": "0.10.1"}, "cell": [4, 4096, 24, 1], "implementation": "cpu:avx2", "us": 3250.0, "TBps": 0.0058, '
         '"TFLOPs": 0.263, "error": 0.0021, "ratio": 8.16}',
     ]
     rows.append(rows[1].replace("cpu:avx2", "cpu:portable"))
     rows.append(rows[1].replace("2 threads", "2 threads, limited to AVX2"))
+    prefill = rows[1].replace("mla_decode", "mla_prefill").replace("[4, 4096, 24, 1]", "[512, 16384, 24]")
+    rows.append(prefill.replace('"b"', '"c"').replace('"TBps": 0.0058, ', ""))  # a later run of prefill alone
     text = tables._cpu_table("\n".join(rows))
-    other = tables._cpu_table("\n".join([*rows, rows[1].replace("a CPU", "another CPU").replace('"b"', '"c"')]))
+    other = tables._cpu_table("\n".join([*rows, rows[1].replace("a CPU", "another CPU").replace('"b"', '"d"')]))
     assert other == text + "\n" + text.replace("a CPU", "another CPU")
     assert text.startswith("a CPU, 2 threads; jax 0.10.2, jaxlib 0.10.1; 2026-01-02.\n\n| sequences x tokens, heads |")
     assert text.endswith("| 4 x 4096, 24 | cpu:avx2 | 3.25 | 5.80 | 263 | 2.1e-03 | 8.2 |\n")
+    text = tables._cpu_prefill_table("\n".join(rows))
+    assert text.endswith("| 512 x 16384, 24 | cpu:avx2 | 3.25 | 263 | 2.1e-03 | 8.2 |\n") and text.count("\n") == 5
 
 
 def test_decode_figures(tables):

@@ -53,6 +53,13 @@ std::vector<Capability> capabilities() {
                       0});
     }
   }
+  for (int32_t i = 0; i < cpu::kIsas; ++i) {
+    const auto isa = static_cast<cpu::Isa>(i);
+    if (!cpu::runs_here(isa)) continue;
+    for (const Pair& pair : kSamePairs) {
+      rows.push_back({"mla_prefill", cpu::name_of(isa), kArchitecture, pair.first, pair.second, {}, {}, {}, 0});
+    }
+  }
   // One entry whatever the machine runs: these wait for memory more than they compute.
   const auto add = [&](const char* operation, const Pair& pair) {
     const char* variant = cpu::name_of(cpu::Isa::kPortable);

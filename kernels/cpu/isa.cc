@@ -77,4 +77,20 @@ bool runs_here(Isa isa) {
   return machine.runs[static_cast<int>(isa)];
 }
 
+std::string choose(int32_t variant, Isa& isa) {
+  if (variant < 0 || variant > kIsas) {
+    return "variant is " + std::to_string(variant) + ", expected 0 (the best) to " + std::to_string(kIsas);
+  }
+  if (variant > 0) {
+    isa = static_cast<Isa>(variant - 1);
+    if (runs_here(isa)) return {};
+    return std::string("this machine cannot run the variant '") + name_of(isa) + "'";
+  }
+  for (int32_t i = 0; i < kIsas; ++i) {
+    isa = static_cast<Isa>(i);
+    if (runs_here(isa)) break;
+  }
+  return {};
+}
+
 }  // namespace mla::cpu

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 namespace mla::cpu {
 
@@ -14,5 +15,8 @@ const char* name_of(Isa isa);
 
 // Asked of the machine once. For AMX that includes asking the kernel for the permission to use its tiles.
 bool runs_here(Isa isa);
+
+// Of a params struct's `variant`: 0 is the best that this machine runs, n is the n-th. Returns what is wrong, or "".
+std::string choose(int32_t variant, Isa& isa);
 
 }  // namespace mla::cpu

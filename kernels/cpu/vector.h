@@ -14,7 +14,7 @@
 #define MLA_ISA portable
 #define MLA_LANES 4
 #endif
-#if defined(__F16C__)
+#if defined(__F16C__) || defined(__AVX512F__)
 #include <immintrin.h>
 #endif
 
@@ -35,7 +35,13 @@ MLA_INLINE Float as_float(Int x) { return reinterpret_cast<Float>(x); }
 MLA_INLINE Int as_int(Float x) { return reinterpret_cast<Int>(x); }
 
 // The first operand wins when the second is NaN.
-MLA_INLINE Float max_of(Float a, Float b) { return b > a ? b : a; }
+MLA_INLINE Float max_of(Float a, Float b) {
+#if defined(__AVX512F__) && MLA_LANES == 16
+  return _mm512_max_ps(b, a);
+#else
+  return b > a ? b : a;
+#endif
+}
 
 template <typename Vector>
 MLA_INLINE Vector load_bits(const void* source) {
@@ -49,7 +55,7 @@ MLA_INLINE void store(float* target, Float x) { memcpy(target, &x, sizeof(x)); }
 
 // 2^x for x <= 0, 0 for -inf, NaN for NaN. Relative error below 3e-7; results below 2^-126 are 0.
 MLA_INLINE Float exp2_of(Float x) {
-  const Float clamped = x < broadcast(-126.0f) ? broadcast(-126.0f) : x;
+  const Float clamped = max_of(x, broadcast(-126.0f));
   const Float to_integer = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer in the low bits
   const Float shifted = clamped + to_integer;
   const Float f = clamped - (shifted - to_integer);  // in [-0.5, 0.5]
@@ -61,8 +67,9 @@ MLA_INLINE Float exp2_of(Float x) {
   p = p * f + 2.4022651e-1f;
   p = p * f + 6.9314718e-1f;
   p = p * f + 1.0f;
-  const Float power = as_float((as_int(shifted) - as_int(to_integer) + 127) << 23);
-  return x < broadcast(-126.0f) ? Float{} : p * power;
+  // The integer's low bits, added to the exponent; a result of at least 2^-126 keeps one.
+  const Float power = as_float(as_int(p) + (as_int(shifted) << 23));
+  return x < broadcast(-126.0f) ? Float{} : power;
 }
 
 // ---- float <- dtype, exact. No arithmetic on denormals, which a thread of XLA's flushes to zero.

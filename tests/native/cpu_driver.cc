@@ -1,12 +1,13 @@
 // Tests the CPU kernels without XLA and Python, against float64. Exits with 1 on any disagreement.
 //   cpu_driver            all groups, under a minute
 //   cpu_driver --quick    fewer cases, for sanitizers
-//   cpu_driver --time     milliseconds and GB/s of decode, for each variant
+//   cpu_driver --time     milliseconds and rates of decode and prefill, for each variant
 #include <chrono>
 #include <cstdio>
 
 #include "tests/native/cpu_decode_groups.h"
 #include "tests/native/cpu_helper_groups.h"
+#include "tests/native/cpu_prefill_groups.h"
 
 namespace mla::test {
 namespace {
@@ -48,6 +49,42 @@ void time_decode() {
   }
 }
 
+void time_prefill() {
+  struct Cell {
+    int queries, keys, heads;
+    bool causal;
+  };
+  constexpr int kThreads = 2, kRepeats = 3;
+  const Device device = device_with(kThreads);
+  Random random(13);
+  for (const Cell& cell : {Cell{512, 16384, 24, false}, Cell{1024, 1024, 24, true}, Cell{64, 4096, 24, true}}) {
+    for (DType type : kPrefillTypes) {
+      PrefillShape s;
+      s.type = type;
+      s.heads = cell.heads;
+      s.causal = cell.causal;
+      s.q_lens = std::vector<int>{cell.queries};
+      s.kv_lens = std::vector<int>{cell.keys};
+      PrefillCase problem(s, random);
+      for (int variant : prefill_variants_here()) {
+        problem.shape.variant = variant;
+        double best = 1e9;
+        for (int i = 0; i < kRepeats; ++i) {
+          const auto start = std::chrono::steady_clock::now();
+          prefill(problem.params(), device);
+          const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+          best = std::min(best, seconds.count());
+        }
+        const double hidden = cell.causal ? cell.queries / 2.0 : 0;
+        const double flops = 2.0 * cell.queries * (cell.keys - hidden) * cell.heads * (kHeadDim + kNope);
+        std::printf("%4d queries x %5d keys x %3d heads %-6s %-4s  %-12s %8.2f ms %7.1f GFLOP/s\n", cell.queries,
+                    cell.keys, cell.heads, cell.causal ? "causal" : "", name_of(type), variants()[variant - 1],
+                    best * 1e3, flops / best / 1e9);
+      }
+    }
+  }
+}
+
 int run_all() {
   const Device device = device_with(3);
   test_casts(device);
@@ -62,6 +99,10 @@ int run_all() {
   test_hidden_nan(device);
   test_determinism();
   test_batch_invariance(device);
+  test_prefill_sweep(device);
+  test_prefill_determinism();
+  test_prefill_hidden_nan(device);
+  test_prefill_bad_offsets();
   std::printf("%s\n", report.clean() ? "all passed" : "FAILED");
   return report.clean() ? 0 : 1;
 }
@@ -73,6 +114,7 @@ int main(int argc, char** argv) {
   const std::string mode = argc > 1 ? argv[1] : "";
   if (mode == "--time") {
     mla::test::time_decode();
+    mla::test::time_prefill();
     return 0;
   }
   if (!mode.empty() && mode != "--quick") {

@@ -2,7 +2,8 @@
 #define MLA_ISA amx
 #define MLA_LANES 16
 #define MLA_WORK_TOKENS 256
-#include "kernels/decode/cpu/amx_tiles.h"
+#include "kernels/cpu/amx_tiles.h"
+#include "kernels/cpu/transpose.h"
 #include "kernels/decode/cpu/attention_bf16.h"
 
 namespace mla::amx {
@@ -10,29 +11,10 @@ namespace {
 
 // Transposes 16 x 16 units.
 void transpose_units(const PairUnit* source, int64_t source_stride, PairUnit* target, int64_t target_stride) {
-  __m512i rows[16], next[16];
-  for (int i = 0; i < 16; ++i) rows[i] = _mm512_loadu_si512(source + i * source_stride);
-  for (int i = 0; i < 16; i += 2) {
-    next[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
-    next[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
-  }
-  for (int i = 0; i < 16; i += 4) {
-    for (int j = 0; j < 2; ++j) {
-      rows[i + 2 * j] = _mm512_unpacklo_epi64(next[i + j], next[i + 2 + j]);
-      rows[i + 2 * j + 1] = _mm512_unpackhi_epi64(next[i + j], next[i + 2 + j]);
-    }
-  }
-  // rows[4 g + c] holds column 4 q + c of source rows 4 g to 4 g + 3 in its 128-bit quarter q.
-  for (int c = 0; c < 4; ++c) {
-    const __m512i low = _mm512_shuffle_i32x4(rows[c], rows[4 + c], 0x88);
-    const __m512i high = _mm512_shuffle_i32x4(rows[8 + c], rows[12 + c], 0x88);
-    const __m512i low_odd = _mm512_shuffle_i32x4(rows[c], rows[4 + c], 0xdd);
-    const __m512i high_odd = _mm512_shuffle_i32x4(rows[8 + c], rows[12 + c], 0xdd);
-    _mm512_storeu_si512(target + c * target_stride, _mm512_shuffle_i32x4(low, high, 0x88));
-    _mm512_storeu_si512(target + (4 + c) * target_stride, _mm512_shuffle_i32x4(low_odd, high_odd, 0x88));
-    _mm512_storeu_si512(target + (8 + c) * target_stride, _mm512_shuffle_i32x4(low, high, 0xdd));
-    _mm512_storeu_si512(target + (12 + c) * target_stride, _mm512_shuffle_i32x4(low_odd, high_odd, 0xdd));
-  }
+  Int rows[kLanes];
+  for (int i = 0; i < kLanes; ++i) rows[i] = load_bits<Int>(source + i * source_stride);
+  transpose(rows);
+  for (int i = 0; i < kLanes; ++i) memcpy(target + i * target_stride, &rows[i], sizeof(rows[i]));
 }
 
 struct AmxTiles : BFloat16Pairs {
@@ -42,7 +24,7 @@ struct AmxTiles : BFloat16Pairs {
 
   // Asks for the lines of kLines neighbouring tiles: a tile load waits for its sixteen rows one after another.
   template <int kLines>
-  static MLA_INLINE void prefetch_rows(const void* first, int64_t stride, int rows = kTileRows) {
+  static MLA_INLINE void prefetch_rows(const void* first, int64_t stride, int rows = kTileLines) {
     for (int r = 0; r < rows; ++r) {
       for (int line = 0; line < kLines; ++line) {
         _mm_prefetch(static_cast<const char*>(first) + r * stride + line * 64, _MM_HINT_T0);
@@ -55,12 +37,12 @@ struct AmxTiles : BFloat16Pairs {
     BFloat16Pairs::stage(item, block, w);
     // Both products take 32 tokens at a time.
     const int32_t taken = taken_tokens(block.count);
-    for (int32_t first = 0; first < taken; first += kTileRows) {
+    for (int32_t first = 0; first < taken; first += kTileLines) {
       bool in_place = true;
-      for (int32_t t = first; t < first + kTileRows; ++t)
+      for (int32_t t = first; t < first + kTileLines; ++t)
         in_place &= w.keys[t] == w.keys[first] + (t - first) * W::kUnits;
       if (in_place) continue;
-      for (int32_t t = first; t < first + kTileRows; ++t) {
+      for (int32_t t = first; t < first + kTileLines; ++t) {
         Unit* const target = w.staged + t * W::kUnits;
         if (w.keys[t] != target) memcpy(target, w.keys[t], kTokenBytes);
         w.keys[t] = target;
@@ -80,10 +62,10 @@ struct AmxTiles : BFloat16Pairs {
     zero_tile<2>();
     zero_tile<3>();
     const Unit* const keys = w.keys[token];
-    const Unit* const more_keys = w.keys[token + kTileRows];
+    const Unit* const more_keys = w.keys[token + kTileLines];
     for (int64_t unit = 0; unit < W::kUnits; unit += kTileUnits) {
       const Unit* const queries = w.queries + unit * w.stride + row;
-      if (row == 0) prefetch_next<2 * kTileRows>(w, token, unit);
+      if (row == 0) prefetch_next<2 * kTileLines>(w, token, unit);
       if (unit + kTileUnits < W::kUnits) prefetch_rows<1 + kTwo>(queries + kTileUnits * w.stride, stride);
       load_tile<4>(keys + unit, kTokenBytes);
       load_tile<6>(queries, stride);
@@ -98,15 +80,15 @@ struct AmxTiles : BFloat16Pairs {
     }
     float* const scores = w.scores + token * w.stride + row;
     store_tile<0>(scores, stride);
-    store_tile<1>(scores + kTileRows * w.stride, stride);
+    store_tile<1>(scores + kTileLines * w.stride, stride);
     if (kTwo) {
       store_tile<2>(scores + kTileUnits, stride);
-      store_tile<3>(scores + kTileRows * w.stride + kTileUnits, stride);
+      store_tile<3>(scores + kTileLines * w.stride + kTileUnits, stride);
     }
   }
 
   static void scores(const W& w, int32_t vectors, int32_t tokens) {
-    for (int32_t token = 0; token < tokens; token += 2 * kTileRows) {
+    for (int32_t token = 0; token < tokens; token += 2 * kTileLines) {
       int32_t v = 0;
       for (; v + 2 <= vectors; v += 2) score_tiles<true>(w, token, v * kTileUnits);
       if (v < vectors) score_tiles<false>(w, token, v * kTileUnits);
@@ -119,7 +101,7 @@ struct AmxTiles : BFloat16Pairs {
     constexpr int64_t kStride = kAccumulatorStride * kUnitBytes;
     constexpr int64_t kWeightStride = kWeightRow * kUnitBytes;
     float* const target = w.accumulator + row * kAccumulatorStride + column;
-    float* const more_rows = target + kTileRows * kAccumulatorStride;
+    float* const more_rows = target + kTileLines * kAccumulatorStride;
     load_tile<0>(target, kStride);
     load_tile<1>(target + kTileUnits, kStride);
     if (kTwo) {
@@ -128,8 +110,8 @@ struct AmxTiles : BFloat16Pairs {
     }
     for (int32_t step = 0; step < steps; ++step) {
       const Unit* const weights = probabilities + step * kTileUnits;
-      const Unit* const values = w.value_rows + step * kTileRows * kAccumulatorStride + column;
-      if (step + 1 < steps) prefetch_rows<2>(values + kTileRows * kAccumulatorStride, kStride);
+      const Unit* const values = w.value_rows + step * kTileLines * kAccumulatorStride + column;
+      if (step + 1 < steps) prefetch_rows<2>(values + kTileLines * kAccumulatorStride, kStride);
       // The sums of the next two tiles of columns, a share at each step.
       prefetch_rows<2>(target + 2 * kTileUnits + step % 8 * 4 * kAccumulatorStride, kStride, 4);
       load_tile<4>(weights, kWeightStride);
@@ -138,7 +120,7 @@ struct AmxTiles : BFloat16Pairs {
       multiply_tiles<0, 4, 6>();
       multiply_tiles<1, 4, 7>();
       if (kTwo) {
-        load_tile<5>(weights + kTileRows * kWeightRow, kWeightStride);
+        load_tile<5>(weights + kTileLines * kWeightRow, kWeightStride);
         multiply_tiles<2, 5, 6>();
         multiply_tiles<3, 5, 7>();
       }
@@ -153,13 +135,13 @@ struct AmxTiles : BFloat16Pairs {
 
   static void accumulate(const W& w, int32_t rows, int32_t tokens) {
     const int32_t steps = taken_tokens(tokens) / 32;
-    alignas(64) Unit probabilities[2 * kTileRows * kWeightRow];  // [row][pair of tokens]
-    for (int64_t row = 0; row < rows; row += 2 * kTileRows) {
-      const bool two = row + kTileRows < rows;
+    alignas(64) Unit probabilities[2 * kTileLines * kWeightRow];  // [row][pair of tokens]
+    for (int64_t row = 0; row < rows; row += 2 * kTileLines) {
+      const bool two = row + kTileLines < rows;
       for (int half = 0; half <= static_cast<int>(two); ++half) {
         for (int32_t step = 0; step < steps; ++step) {
-          transpose_units(w.probabilities + step * kTileUnits * w.stride + row + half * kTileRows, w.stride,
-                          probabilities + half * kTileRows * kWeightRow + step * kTileUnits, kWeightRow);
+          transpose_units(w.probabilities + step * kTileUnits * w.stride + row + half * kTileLines, w.stride,
+                          probabilities + half * kTileLines * kWeightRow + step * kTileUnits, kWeightRow);
         }
       }
       for (int64_t column = 0; column < kLatent; column += 2 * kTileUnits) {

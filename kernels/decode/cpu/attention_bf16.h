@@ -3,11 +3,10 @@
 
 #include <immintrin.h>
 
+#include "kernels/cpu/units.h"
 #include "kernels/decode/cpu/attention_core.h"
 
 namespace mla::MLA_ISA {
-
-using PairUnit = uint32_t;  // two bf16, the one of the lower index in the low half
 
 // fp8 codes to bf16, 32 at a time, by a table of the 128 magnitudes in four registers.
 struct E4M3Table {
@@ -41,17 +40,8 @@ struct E4M3Table {
   }
 };
 
-struct BFloat16Pairs {
-  using Unit = PairUnit;
-  using Lanes = __m512i;
+struct BFloat16Pairs : PairUnits {
   using W = Workspace<Unit, 2>;
-  static constexpr int kPack = 2;
-
-  static MLA_INLINE Lanes load(const Unit* source) { return _mm512_loadu_si512(source); }
-  static MLA_INLINE Lanes broadcast_unit(const Unit* source) { return _mm512_set1_epi32(load_bits<int32_t>(source)); }
-  static MLA_INLINE Float multiply_add(Float sum, Lanes a, Lanes b) {
-    return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
-  }
 
   template <DType kType>
   static void transpose_query(const void* source, int64_t width, Unit* target, int64_t stride) {

@@ -1,19 +1,13 @@
 // Arithmetic in fp32, for queries and caches of every dtype.
 #pragma once
 
+#include "kernels/cpu/units.h"
 #include "kernels/decode/cpu/attention_core.h"
 
 namespace mla::MLA_ISA {
 
-struct Float32 {
-  using Unit = float;
-  using Lanes = Float;
+struct Float32 : FloatUnits {
   using W = Workspace<Unit, 1>;
-  static constexpr int kPack = 1;
-
-  static MLA_INLINE Lanes load(const Unit* source) { return load_bits<Float>(source); }
-  static MLA_INLINE Lanes broadcast_unit(const Unit* source) { return broadcast(*source); }
-  static MLA_INLINE Float multiply_add(Float sum, Lanes a, Lanes b) { return sum + a * b; }
 
   template <DType kType>
   static void transpose_query(const void* source, int64_t width, float* target, int64_t stride) {

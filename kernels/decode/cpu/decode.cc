@@ -1,9 +1,9 @@
 // Runs a plan's work items on the best attention kernel of the machine, part by part, then reduces.
 #include <atomic>
-#include <cstdlib>
 
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/rows.h"
+#include "kernels/cpu/scratch.h"
 #include "kernels/decode/cpu/attention.h"
 #include "kernels/decode/cpu/reduce.h"
 #include "kernels/decode/cpu/requests.h"
@@ -15,29 +15,6 @@ namespace {
 using cpu::AttentionItem;
 using cpu::AttentionKernel;
 using cpu::Isa;
-
-// Scratch that a thread keeps from call to call: fresh memory would be paid for page by page.
-class Scratch {
- public:
-  Scratch() = default;
-  Scratch(const Scratch&) = delete;
-  Scratch& operator=(const Scratch&) = delete;
-  ~Scratch() { std::free(memory_); }
-
-  // Null when there is no memory.
-  void* get(int64_t bytes) {
-    if (bytes > bytes_) {
-      std::free(memory_);
-      memory_ = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
-      bytes_ = memory_ == nullptr ? 0 : bytes;
-    }
-    return memory_;
-  }
-
- private:
-  void* memory_ = nullptr;
-  int64_t bytes_ = 0;
-};
 
 [[maybe_unused]] bool fits_bf16(DType type) { return cpu::size_of(type) == 1 || type == DType::kBF16; }
 
@@ -54,22 +31,6 @@ const AttentionKernel& kernel_of([[maybe_unused]] Isa isa, [[maybe_unused]] DTyp
   }
 #endif
   return cpu::kPortableAttention;
-}
-
-Error choose(int32_t variant, Isa& isa) {
-  if (variant < 0 || variant > cpu::kIsas) {
-    return "variant is " + std::to_string(variant) + ", expected 0 (the best) to " + std::to_string(cpu::kIsas);
-  }
-  if (variant > 0) {
-    isa = static_cast<Isa>(variant - 1);
-    if (cpu::runs_here(isa)) return {};
-    return std::string("this machine cannot run the variant '") + cpu::name_of(isa) + "'";
-  }
-  for (int32_t i = 0; i < cpu::kIsas; ++i) {
-    isa = static_cast<Isa>(i);
-    if (cpu::runs_here(isa)) break;
-  }
-  return {};
 }
 
 // Clamps a work item to the shapes; false where nothing is left of it.
@@ -127,7 +88,7 @@ bool clamp_item(const DecodeParams& p, const WorkItem& work, AttentionItem& item
 
 // The attention over the items of one part; false when there is no memory.
 bool run_part(const DecodeParams& p, const AttentionKernel& kernel, int64_t part) {
-  static thread_local Scratch scratch;
+  static thread_local cpu::Scratch scratch;
   void* const memory = scratch.get(kernel.scratch_bytes(p.plan.tile_rows));
   if (memory == nullptr) return false;
   const int32_t begin = std::max(p.plan.part_offsets[part], 0);
@@ -143,7 +104,7 @@ bool run_part(const DecodeParams& p, const AttentionKernel& kernel, int64_t part
 
 Error decode(const DecodeParams& p, const Device& device) {
   Isa isa = Isa::kPortable;
-  if (Error error = choose(p.variant, isa); !error.empty()) return error;
+  if (Error error = cpu::choose(p.variant, isa); !error.empty()) return error;
   if (cpu::layer_of(p) >= 0) {
     const AttentionKernel& kernel = kernel_of(isa, p.q_dtype, p.cache_dtype);
     std::atomic<bool> has_memory = true;

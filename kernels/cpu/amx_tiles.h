@@ -10,13 +10,13 @@
 
 namespace mla::MLA_ISA {
 
-constexpr int kTileRows = 16;
+constexpr int kTileLines = 16;
 constexpr int kTileUnits = 16;  // 32-bit columns
 
 #if defined(JAX_MLA_EMULATE_AMX)
 
 struct EmulatedTiles {
-  uint32_t unit[8][kTileRows][kTileUnits];
+  uint32_t unit[8][kTileLines][kTileUnits];
 };
 inline thread_local EmulatedTiles emulated_tiles;
 
@@ -30,14 +30,14 @@ inline void zero_tile() {
 
 template <int kTile>
 inline void load_tile(const void* source, int64_t stride_bytes) {
-  for (int r = 0; r < kTileRows; ++r) {
+  for (int r = 0; r < kTileLines; ++r) {
     memcpy(emulated_tiles.unit[kTile][r], static_cast<const char*>(source) + r * stride_bytes, 64);
   }
 }
 
 template <int kTile>
 inline void store_tile(void* target, int64_t stride_bytes) {
-  for (int r = 0; r < kTileRows; ++r) {
+  for (int r = 0; r < kTileLines; ++r) {
     memcpy(static_cast<char*>(target) + r * stride_bytes, emulated_tiles.unit[kTile][r], 64);
   }
 }
@@ -51,7 +51,7 @@ inline void multiply_tiles() {
     return x;
   };
   auto& tiles = emulated_tiles.unit;
-  for (int m = 0; m < kTileRows; ++m) {
+  for (int m = 0; m < kTileLines; ++m) {
     for (int n = 0; n < kTileUnits; ++n) {
       float sum;
       memcpy(&sum, &tiles[kSum][m][n], sizeof(sum));
