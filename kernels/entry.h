@@ -17,6 +17,7 @@ Error plan_decode(const PlanDecodeParams& params, const Device& device);
 Error decode(const DecodeParams& params, const Device& device);  // the attention over each part, then the reduction
 Error update_cache(const UpdateCacheParams& params, const Device& device);
 Error merge_states(const MergeStatesParams& params, const Device& device);
+Error gather_context(const GatherContextParams& params, const Device& device);
 Error pack_kv(const PackKvParams& params, const Device& device);  // pack_kv and pack_kv_fp8
 
 // Device to device, in order with the kernels.
