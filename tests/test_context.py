@@ -218,6 +218,16 @@ def test_native_parts_are_the_generic_path(cache_dtype, weights, implementation)
     oracle.assert_attention(got, tuple(np.asarray(x, np.float64) for x in want), 1e-5, 1e-5)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_up_projection_in_blocks_of_rows(dtype):
+    """On the CPU; the same bits as all rows at once."""
+    rng = np.random.default_rng(0)
+    latent = jnp.asarray(rng.standard_normal((384, 512), np.float32), dtype)
+    weights = jnp.asarray(rng.standard_normal((512, HEADS, 256), np.float32), dtype)
+    whole = jax.jit(partial(jnp.einsum, "nl,lhv->nhv", precision="highest"))(latent, weights)
+    assert_same_bits([jax.jit(reference.up_project)(latent, weights)], [whole])
+
+
 def test_one_chunk_is_attention_to_it(implementation):
     """Not merged into anything, and a request without context is an empty row all the same."""
     lengths, q_lens = (40, 0, 17), (2, 1, 3)
@@ -291,7 +301,7 @@ def test_memory_does_not_grow_with_the_context(implementation):
     packed = workspace * heads * (192 + 256) * 2
     expected = workspace * 576 * 2 + packed + tokens * heads * (128 + 1) * 4
     small, large = temporary(16 * 1024), temporary(128 * 1024)
-    assert abs(small - expected) < 0.05 * expected, f"{small} bytes, expected about {expected}"
+    assert small < 1.05 * expected, f"{small} bytes, expected no more than {expected}"
     assert abs(large - small) < 0.01 * expected, f"{large} bytes of 128k tokens, {small} of 16k"
 
 
