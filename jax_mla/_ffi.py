@@ -33,8 +33,11 @@ _MERGE_STATES = "jax_mla_merge_states"
 _PACK_KV = "jax_mla_pack_kv"
 _PACK_KV_FP8 = "jax_mla_pack_kv_fp8"
 _PREFILL = "jax_mla_prefill"
+_GATHER_CONTEXT = "jax_mla_gather_context"
 
-CUSTOM_CALL_TARGETS = (_PLAN_DECODE, _DECODE, _UPDATE_CACHE, _MERGE_STATES, _PACK_KV, _PACK_KV_FP8, _PREFILL)
+CUSTOM_CALL_TARGETS = (
+    _PLAN_DECODE, _DECODE, _UPDATE_CACHE, _MERGE_STATES, _PACK_KV, _PACK_KV_FP8, _PREFILL, _GATHER_CONTEXT,
+)  # fmt: skip
 
 
 def check_jaxlib(version: str) -> None:
@@ -321,6 +324,24 @@ def pack_kv_fp8(
     results = (_shape((tokens, num_heads, 192), dtype), _shape((tokens, num_heads, 128), dtype))
     scales = (_optional(s, jnp.float32) for s in (k_scale, packed_k_scale, packed_v_scale))
     return _call(_PACK_KV_FP8, results, (kv_up, k_pe, *scales), saturate=np.bool_(saturate))
+
+
+def gather_context(
+    cache: jax.Array,
+    layer: jax.Array | None,
+    k_scale: jax.Array | None,
+    page_table: jax.Array,
+    starts: jax.Array,
+    cu_kv_lens: jax.Array,
+    *,
+    workspace_tokens: int,
+    dtype: Any,
+) -> tuple[jax.Array, jax.Array]:
+    """cache [layers, pages, P, width], page_table [B, max_pages], starts [B], cu_kv_lens [B + 1]
+    -> latent [workspace_tokens, 512], rope [workspace_tokens, 64] in `dtype`."""
+    results = (_shape((workspace_tokens, 512), dtype), _shape((workspace_tokens, 64), dtype))
+    scale_and_layer = (_optional(layer, jnp.int32), _optional(k_scale, jnp.float32))
+    return _call(_GATHER_CONTEXT, results, (cache, *scale_and_layer, page_table, starts, cu_kv_lens))
 
 
 def export_checks() -> list[Callable[..., Any]]:

@@ -10,6 +10,7 @@ arXiv:2505.06708).
     params = absorb(load_layer("checkpoint", 3, config, rank=0), config)
     y, cache = prefill(params, config, x, cache, slot_mapping, cu_q_lens, layer=0)
     y, cache = decode(params, config, x, cache, page_table, kv_lens, slot_mapping, layer=0)
+    y, cache = mixed(params, config, x, cache, page_table, kv_lens, slot_mapping, cu_q_lens, decodes=8, layer=0)
 
 Everything is traceable, so that a model jits its whole step, with the cache donated. The blocks of several layers run
 in a Python loop, or in a ``lax.scan`` over stacked parameters and ``jnp.arange(layers)``, the stacked cache its carry.
@@ -27,6 +28,7 @@ from jax.sharding import PartitionSpec
 from jax.typing import ArrayLike, DTypeLike
 
 from jax_mla.cache import update_cache
+from jax_mla.context import ContextPlan, mla_context
 from jax_mla.decode import DecodePlan, mla_decode
 from jax_mla.pack import pack_kv
 from jax_mla.prefill import mla_prefill
@@ -180,12 +182,17 @@ def prefill(
     slot_mapping: jax.Array,
     cu_q_lens: jax.Array,
     *,
+    page_table: jax.Array | None = None,
+    context: ContextPlan | None = None,
     layer: ArrayLike | None = None,
     k_scale: jax.Array | None = None,
     axis_name: str | None = None,
     implementation: str | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """The block over whole prompts: writes their latents to the cache, attends through up-projected keys and values.
+    """The block over prompts: writes their latents to the cache, attends through up-projected keys and values.
+
+    A prompt may be the next part of a longer one, or follow a prefix that is cached: with `context`, its tokens attend
+    to what the cache already holds too.
 
     Args:
       params: from ``absorb``.
@@ -194,6 +201,9 @@ def prefill(
       cache: [pages, P, 576] or [layers, pages, P, 576]; donate it, and it is updated in place.
       slot_mapping: [T] int32, where each token's latent goes (``slots``); -1 for padding.
       cu_q_lens: [B + 1] int32, prompt b is x[cu_q_lens[b]:cu_q_lens[b + 1]]; rows past the last are padding, y is 0.
+      page_table: [B, max_pages] int32, needed with ``context``.
+      context: from ``plan_context``, of the tokens that the cache held of each prompt before this call; None: of none.
+        One serves every layer of a step.
       layer: of a stacked cache; an int or a traced int32 scalar.
       k_scale: of an fp8 cache.
       axis_name: under ``shard_map``, the mesh axis that holds the other heads: y is then summed over it.
@@ -204,17 +214,17 @@ def prefill(
     """
     kv_c, k_pe = _kv_latent(params, config, x)
     cache = update_cache(cache, kv_c, k_pe, slot_mapping, layer=layer, k_scale=k_scale)
-    kv_up = _einsum("tl,lhd->thd", kv_c, params.w_kv_b)
-    k = pack_kv(kv_up, k_pe)
-    attended, _ = mla_prefill(
+    attended = _attend_prompts(
+        params,
         _query(params, config, x),
-        k,
-        kv_up,
+        kv_c,
+        k_pe,
+        cache,
+        page_table,
         cu_q_lens,
-        cu_q_lens,
-        causal=True,
-        scale=SCALE,
-        value_offset=NOPE,
+        context,
+        layer=layer,
+        k_scale=k_scale,
         implementation=implementation,
     )
     return _output(params, x, attended, axis_name), cache
@@ -266,14 +276,12 @@ def decode(
         layer=layer,
         k_scale=k_scale,
     )
-    q = _query(params, config, x)
-    q_latent = _einsum("...hn,hln->...hl", q[..., :NOPE], params.w_uk)
-    latent, _ = mla_decode(
-        (q_latent, q[..., NOPE:]),
+    attended = _attend_absorbed(
+        params,
+        _query(params, config, x),
         cache,
         page_table,
         kv_lens,
-        scale=SCALE,
         cu_q_lens=cu_q_lens,
         max_q_len=max_q_len,
         layer=layer,
@@ -281,8 +289,133 @@ def decode(
         plan=plan,
         implementation=implementation,
     )
-    attended = _einsum("...hl,hvl->...hv", latent, params.w_uv)
     return _output(params, x, attended, axis_name), cache
+
+
+def mixed(
+    params: LayerParams,
+    config: LayerConfig,
+    x: jax.Array,
+    cache: jax.Array,
+    page_table: jax.Array,
+    kv_lens: jax.Array,
+    slot_mapping: jax.Array,
+    cu_q_lens: jax.Array,
+    *,
+    decodes: int,
+    q_len: int = 1,
+    context: ContextPlan | None = None,
+    layer: ArrayLike | None = None,
+    plan: DecodePlan | None = None,
+    k_scale: jax.Array | None = None,
+    axis_name: str | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """The block over a batch of both kinds, sequences that decode, then prompts; all tokens share the projections.
+
+    Args:
+      params: from ``absorb``.
+      config: static.
+      x: [decodes * q_len + T, M] normalised hidden states in the parameters' dtype: the newest ``q_len`` tokens of each
+        decoding sequence, then the tokens of the prompts.
+      cache: [pages, P, 576] or [layers, pages, P, 576]; donate it, and it is updated in place.
+      page_table: [decodes + B, max_pages] int32.
+      kv_lens: [decodes] int32, cached tokens of each decoding sequence, those of this call included; 0 for padding.
+      slot_mapping: int32 of x's leading size, where each token's latent goes; -1 for padding.
+      cu_q_lens: [B + 1] int32, prompt b is x[decodes * q_len:][cu_q_lens[b]:cu_q_lens[b + 1]].
+      decodes, q_len: static.
+      context: of the prompts, as in ``prefill``.
+      layer: of a stacked cache; an int or a traced int32 scalar.
+      plan: from ``plan_decode`` of the decoding sequences; one serves every layer of a step.
+      k_scale: of an fp8 cache.
+      axis_name: under ``shard_map``, the mesh axis that holds the other heads: y is then summed over it.
+
+    Returns:
+      y of x's shape and dtype (this device's share of the sum over devices where ``axis_name`` is None), and the cache.
+    """
+    kv_c, k_pe = _kv_latent(params, config, x)
+    cache = update_cache(cache, kv_c, k_pe, slot_mapping, layer=layer, k_scale=k_scale)
+    q = _query(params, config, x)
+    first = decodes * q_len
+    decoded = _attend_absorbed(
+        params,
+        q[:first].reshape(decodes, q_len, *q.shape[1:]),
+        cache,
+        page_table[:decodes],
+        kv_lens,
+        layer=layer,
+        k_scale=k_scale,
+        plan=plan,
+    )
+    prompts = _attend_prompts(
+        params,
+        q[first:],
+        kv_c[first:],
+        k_pe[first:],
+        cache,
+        page_table[decodes:],
+        cu_q_lens,
+        context,
+        layer=layer,
+        k_scale=k_scale,
+    )
+    attended = jnp.concatenate([decoded.reshape(first, *decoded.shape[2:]), prompts])
+    return _output(params, x, attended, axis_name), cache
+
+
+def _attend_absorbed(
+    params: LayerParams, q: jax.Array, cache: jax.Array, page_table: jax.Array, kv_lens: jax.Array, **options
+) -> jax.Array:
+    """q [.., H, 192] over the cache, in the latent space -> [.., H, 128]."""
+    q_latent = _einsum("...hn,hln->...hl", q[..., :NOPE], params.w_uk)
+    latent, _ = mla_decode((q_latent, q[..., NOPE:]), cache, page_table, kv_lens, scale=SCALE, **options)
+    return _einsum("...hl,hvl->...hv", latent, params.w_uv)
+
+
+def _attend_prompts(
+    params: LayerParams,
+    q: jax.Array,
+    kv_c: jax.Array,
+    k_pe: jax.Array,
+    cache: jax.Array,
+    page_table: jax.Array | None,
+    cu_q_lens: jax.Array,
+    context: ContextPlan | None,
+    *,
+    layer: ArrayLike | None,
+    k_scale: jax.Array | None,
+    implementation: str | None = None,
+) -> jax.Array:
+    """q [T, H, 192] over keys and values of their own prompts, causally, and over the cached context -> [T, H, 128]."""
+    kv_up = _einsum("tl,lhd->thd", kv_c, params.w_kv_b)
+    carry = None
+    if context is not None:
+        if page_table is None:
+            raise ValueError("context is given without page_table; expected [B, max_pages] int32 beside it")
+        carry = mla_context(
+            q,
+            cache,
+            page_table,
+            context,
+            params.w_kv_b,
+            cu_q_lens=cu_q_lens,
+            scale=SCALE,
+            layer=layer,
+            k_scale=k_scale,
+            carry=(jnp.zeros((*q.shape[:2], VALUE)), jnp.full(q.shape[:2], -jnp.inf, jnp.float32)),
+        )
+    attended, _ = mla_prefill(
+        q,
+        pack_kv(kv_up, k_pe),
+        kv_up,
+        cu_q_lens,
+        cu_q_lens,
+        causal=True,
+        scale=SCALE,
+        value_offset=NOPE,
+        carry=carry,
+        implementation=implementation,
+    )
+    return attended.astype(q.dtype)
 
 
 def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:

@@ -13,6 +13,7 @@ set(mla_cpu_sources
   kernels/cpu/rows.cc
   kernels/cpu/rows_portable.cc
   kernels/cache/cpu/update_cache.cc
+  kernels/context/cpu/gather.cc
   kernels/decode/cpu/attention_portable.cc
   kernels/decode/cpu/decode.cc
   kernels/decode/cpu/plan.cc

@@ -18,6 +18,7 @@ Error decode(const DecodeParams& params, const Device& device);  // the attentio
 Error update_cache(const UpdateCacheParams& params, const Device& device);
 Error merge_states(const MergeStatesParams& params, const Device& device);
 Error prefill(const PrefillParams& params, const Device& device);
+Error gather_context(const GatherContextParams& params, const Device& device);
 Error pack_kv(const PackKvParams& params, const Device& device);  // pack_kv and pack_kv_fp8
 
 // Device to device, in order with the kernels.

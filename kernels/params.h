@@ -15,6 +15,8 @@ constexpr int kRope = 64;                // R
 constexpr int kWidth = kLatent + kRope;  // D
 constexpr int kNope = 128;               // nope part of an up-projected key, and the width of a value
 constexpr int kHeadDim = kNope + kRope;  // up-projected query and key width
+constexpr int kDsMlaGroup = 128;         // latent values that share a scale in an fp8_ds_mla cache
+constexpr int kDsMlaBytes = kLatent + kLatent / kDsMlaGroup * 4 + kRope * 2;  // 656 a token: values, scales, bf16 rope
 
 // Tokens in one block of the work split: the plan cuts a sequence at multiples of it.
 constexpr int kBlockTokens = 64;
@@ -175,6 +177,28 @@ struct PackKvParams {
   bool saturate;
   DType input_dtype;
   DType k_pe_dtype;
+  DType output_dtype;
+};
+
+// One chunk of cached context, gathered into a workspace of W rows.
+struct GatherContextParams {
+  const void* cache;          // [layers, pages, P, D] in cache_dtype; where ds_mla [layers, pages, P, 656] bytes
+  const int32_t* layer;       // [], or null when layers == 1; outside [0, layers): every row is zero
+  const float* k_scale;       // [k_scales], or null: 1; of a per-tensor fp8 cache, multiplied with its values
+  const int32_t* page_table;  // [B, max_pages]; a row on a page outside [0, pages), or past max_pages, is zero
+  const int32_t* starts;      // [B]: the first token of request b's piece, counted from the start of its context
+  const int32_t* cu_kv_lens;  // [B + 1]: where in the workspace the pieces begin and end
+  void* latent;               // [W, L] in output_dtype; rows that belong to no piece are zero
+  void* rope;                 // [W, R] in output_dtype
+  int64_t pages;
+  int32_t rows;  // W
+  int32_t layers;
+  int32_t page_size;
+  int32_t max_pages;
+  int32_t batch;
+  int32_t k_scales;  // 1 or layers
+  bool ds_mla;       // a row is 512 e4m3fn values, 4 fp32 scales (one for each 128), 64 bf16 rope values
+  DType cache_dtype;
   DType output_dtype;
 };
 

@@ -9,12 +9,15 @@ import ml_dtypes
 import numpy as np
 import oracle
 import pytest
+from helpers import assert_same_bits, native_only, served
 
-from jax_mla import merge_states, mla_context, mla_prefill, plan_context
+from jax_mla import merge_states, mla_context, mla_prefill, pack_kv, plan_context, reference
+from jax_mla.context import gather_context
 
 OPERATION = "mla_context"
 SCALE = 192**-0.5
 HEADS, PAGE = 4, 16
+CACHE_DTYPES = ("bfloat16", "float16", "float32", "float8_e4m3fn", "float8_e4m3fnuz", cases.DS_MLA)
 
 
 def pieces(plan):
@@ -73,6 +76,38 @@ def test_number_of_chunks_is_a_power_of_two():
         assert jax.tree.structure(plan) == jax.tree.structure(plan_context([5], workspace_tokens=128, page_size=16))
 
 
+def assert_same_plan(a, b):
+    assert (a.workspace_tokens, a.page_size) == (b.workspace_tokens, b.page_size)
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        assert x.dtype == y.dtype == "int32"
+        np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize("workspace, page", [(128, 16), (16, 16), (100, 7), (64, 64), (65, 64)])
+def test_device_makes_the_plan_of_the_host(workspace, page):
+    """The greedy rule on the host and the closed form on the device, within the bound of the chunks."""
+    rng = np.random.default_rng(page)
+    sizes = {"workspace_tokens": workspace, "page_size": page}
+    bound = 6 * (3 * workspace + 5) // (workspace - page + 1) + 1
+    on_device = jax.jit(lambda lengths: plan_context(lengths, **sizes, max_chunks=bound))
+    for i in range(50):
+        choices = [0, -2, 1, page - 1, page, page + 1, workspace, workspace + 1, 3 * workspace + 5, 50]
+        lengths = rng.choice(choices, 6) if i else np.full(6, 3 * workspace + 5)
+        plan = plan_context(lengths, **sizes, max_chunks=bound)
+        assert plan.num_chunks == len(pieces(plan)) <= bound
+        assert_same_plan(on_device(jnp.asarray(lengths, jnp.int32)), plan)
+    assert on_device._cache_size() == 1
+
+
+def test_context_past_the_last_chunk():
+    """A plan made on the device with too little room says so, and holds the chunks before."""
+    lengths, sizes = jnp.array([200, 48, 32], jnp.int32), {"workspace_tokens": 64, "page_size": 16}
+    whole = plan_context(lengths, **sizes)
+    plan = jax.jit(lambda lengths: plan_context(lengths, **sizes, max_chunks=2))(lengths)
+    assert plan.max_chunks == 2 and plan.num_chunks == whole.num_chunks == 5
+    np.testing.assert_array_equal(plan.cu_kv_lens, whole.cu_kv_lens[:2])
+
+
 def test_workspace_holds_a_page():
     with pytest.raises(ValueError, match="workspace_tokens is 15"):
         plan_context([3], workspace_tokens=15, page_size=16)
@@ -100,6 +135,174 @@ def test_chunk_sizes_agree(implementation):
         for w in (32, 512)
     ]
     oracle.assert_attention(results[0], tuple(np.asarray(x, np.float64) for x in results[1]), 1e-5, 1e-5)
+
+
+def scale_of(cache_dtype, layers=None):
+    """k_scale where the cache has one; of two layers 0.5 and 2."""
+    if "float8" not in cache_dtype:
+        return {}
+    return {"k_scale": np.array([0.5, 2], np.float32) if layers else np.float32(0.5)}
+
+
+@native_only
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("cache_dtype", CACHE_DTYPES)
+def test_gathered_rows(cache_dtype, dtype, implementation):
+    """Bit for bit the reference's: of every layout and layer, zero past the pieces and on pages out of range."""
+    lengths, sizes = (70, 0, 33, 200), {"workspace_tokens": 96, "page_size": PAGE}
+    plan = plan_context(lengths, **sizes)
+    for layers in (None, 2):
+        _, cache, table, *_ = setup(lengths, (1, 1, 1, 1), cache_dtype, layers=layers)
+        table[0, 1], table[3, 2] = -1, cache.shape[-3]
+        for layer in (0, 1, 2, -1) if layers else (None,):
+            arrays = scale_of(cache_dtype, layers) | ({} if layer is None else {"layer": layer})
+            for starts, cu_kv_lens in zip(plan.starts, plan.cu_kv_lens, strict=True):
+                chunk = (cache, table, starts, cu_kv_lens)
+                options = {"workspace_tokens": 96, "dtype": cases.dtype(dtype)}
+                got = gather_context(*chunk, **options, **arrays, implementation=implementation)
+                rows, request, _ = reference.gather_context(*chunk, **options, **arrays)
+                assert_same_bits(got, (rows[:, :512], rows[:, 512:]))
+                assert np.all(np.isfinite(np.asarray(got[0], np.float32)))
+                assert (np.asarray(request) >= 0).any() == (layer not in (2, -1) and cu_kv_lens[-1] > 0)
+
+
+@native_only
+def test_gather_of_garbage(implementation):
+    """A plan that belongs to other arrays gives rows of zeros or of other tokens, never an access out of bounds."""
+    _, cache, table, *_ = setup((70, 33), (1, 1))
+    cache = np.nan_to_num(cache.astype(np.float32)).astype(cache.dtype)
+    rng = np.random.default_rng(0)
+    limits = np.iinfo(np.int32)
+    for _ in range(30):
+        starts = rng.choice([limits.min, -1, 0, 5, 1000, limits.max], 2).astype(np.int32)
+        cu_kv_lens = rng.choice([limits.min, -1, 0, 7, 96, limits.max], 3).astype(np.int32)
+        got = gather_context(
+            cache, table, starts, cu_kv_lens, workspace_tokens=96, dtype="bfloat16", implementation=implementation
+        )
+        assert np.all(np.isfinite(np.asarray(got[0], np.float32)))
+
+
+@native_only
+@pytest.mark.parametrize("weights", ["bfloat16", "float32"])
+@pytest.mark.parametrize("cache_dtype", CACHE_DTYPES)
+def test_native_parts_are_the_generic_path(cache_dtype, weights, implementation):
+    """Keys and values bit for bit, chunk by chunk, and the merged result: a request over five chunks among others."""
+    lengths, q_lens = (40, 0, 270, 33, 0), (2, 1, 3, 1, 2)
+    q, cache, table, w_kv_b, cu = setup(lengths, q_lens, cache_dtype, "float32", layers=2)
+    cache, table, w_kv_b = (jnp.asarray(x) for x in (cache, table, w_kv_b.astype(cases.dtype(weights))))
+    plan = plan_context(lengths, workspace_tokens=64, page_size=PAGE)
+    assert sum(any(b == 2 for b, *_ in chunk) for chunk in pieces(plan)) == 5
+    arrays = {"layer": np.int32(1)} | scale_of(cache_dtype, layers=2)
+    options = {"workspace_tokens": 64, "dtype": w_kv_b.dtype}
+
+    @jax.jit
+    def native(starts, cu_kv_lens):
+        latent, rope = gather_context(
+            cache, table, starts, cu_kv_lens, **options, **arrays, implementation=implementation
+        )
+        kv_up = reference.up_project(latent, w_kv_b).astype(q.dtype)
+        return pack_kv(kv_up, rope.astype(q.dtype), implementation=implementation), kv_up[..., 128:]
+
+    @jax.jit
+    def generic(starts, cu_kv_lens):
+        rows, _, _ = reference.gather_context(cache, table, starts, cu_kv_lens, **options, **arrays)
+        kv_up = jnp.einsum("nl,lhv->nhv", rows[:, :512], w_kv_b, precision="highest")
+        rope = jnp.broadcast_to(rows[:, None, 512:], (64, HEADS, 64))
+        return jnp.concatenate([kv_up[..., :128], rope], axis=-1).astype(q.dtype), kv_up[..., 128:].astype(q.dtype)
+
+    for chunk in zip(plan.starts, plan.cu_kv_lens, strict=True):
+        assert_same_bits(native(*chunk), generic(*chunk))
+    operands = (q, cache, table, plan, w_kv_b)
+    got = compiled(implementation)(*operands, cu_q_lens=cu, **arrays)
+    want = compiled("xla")(*operands, cu_q_lens=cu, **arrays)
+    oracle.assert_attention(got, tuple(np.asarray(x, np.float64) for x in want), 1e-5, 1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_up_projection_in_blocks_of_rows(dtype):
+    """On the CPU; the same bits as all rows at once."""
+    rng = np.random.default_rng(0)
+    latent = jnp.asarray(rng.standard_normal((384, 512), np.float32), dtype)
+    weights = jnp.asarray(rng.standard_normal((512, HEADS, 256), np.float32), dtype)
+    whole = jax.jit(partial(jnp.einsum, "nl,lhv->nhv", precision="highest"))(latent, weights)
+    assert_same_bits([jax.jit(reference.up_project)(latent, weights)], [whole])
+
+
+def test_one_chunk_is_attention_to_it(implementation):
+    """Not merged into anything, and a request without context is an empty row all the same."""
+    lengths, q_lens = (40, 0, 17), (2, 1, 3)
+    q, cache, table, w_kv_b, cu = setup(lengths, q_lens)
+    plan = plan_context(lengths, workspace_tokens=64, page_size=PAGE)
+    assert plan.max_chunks == 1
+    got = compiled(implementation)(q, cache, table, plan, w_kv_b, cu_q_lens=cu)
+    roomy = plan_context(lengths, workspace_tokens=64, page_size=PAGE, max_chunks=4)
+    merged = compiled(implementation)(q, cache, table, roomy, w_kv_b, cu_q_lens=cu)
+    oracle.assert_attention(got, tuple(np.asarray(x, np.float64) for x in merged), 1e-2, 1e-5)
+    assert np.all(np.asarray(got[1])[2] == -np.inf)
+
+
+def test_carry(implementation):
+    """A state of other keys comes merged, in fp32; rows without context keep it bit for bit."""
+    lengths, q_lens = (150, 0, 17), (2, 1, 3)
+    q, cache, table, w_kv_b, cu = setup(lengths, q_lens, "float32", "float32")
+    rng = np.random.default_rng(5)
+    state = rng.standard_normal((6, HEADS, 128), np.float32), rng.standard_normal((6, HEADS), np.float32)
+    state[1][0] = -np.inf
+    for workspace in (64, 512):
+        plan = plan_context(lengths, workspace_tokens=workspace, page_size=PAGE)
+        run = compiled(implementation)
+        got = run(q, cache, table, plan, w_kv_b, cu_q_lens=cu, carry=state)
+        want = merge_states(*state, *run(q, cache, table, plan, w_kv_b, cu_q_lens=cu), implementation="xla")
+        assert got[0].dtype == "float32"
+        oracle.assert_attention(got, tuple(np.asarray(x, np.float64) for x in want), 1e-5, 1e-5)
+        assert_same_bits([x[2] for x in got], [x[2] for x in state])
+
+
+def test_lengths_change_without_recompilation(implementation):
+    """Planned on the device, from no context at all to as many chunks as there is room for: one program."""
+    q_lens, sizes = (3, 1, 2), {"workspace_tokens": 64, "page_size": PAGE}
+    q, cache, table, w_kv_b, cu = setup((200, 48, 33), q_lens, "float32", "float32")
+
+    @jax.jit
+    def step(lengths):
+        plan = plan_context(lengths, **sizes, max_chunks=8)
+        return mla_context(q, cache, table, plan, w_kv_b, cu_q_lens=cu, scale=SCALE, implementation=implementation)
+
+    for lengths in ((200, 48, 33), (0, 0, 0), (1, 0, 33), (128, 48, 16)):
+        truth = oracle.context(q, cache, table, lengths, w_kv_b, cu_q_lens=cu, scale=SCALE)
+        oracle.assert_attention(step(jnp.array(lengths, jnp.int32)), truth, 1e-4)
+    assert step._cache_size() == 1
+
+
+@native_only
+def test_memory_does_not_grow_with_the_context(implementation):
+    """Beside operands and results: the workspace, one packed chunk, and the carry, from 16k to 128k cached tokens."""
+    if not served("mla_prefill", implementation, "bfloat16", "bfloat16"):
+        pytest.skip("no native attention to packed keys")
+    tokens, heads, workspace, page = 512, 24, 4096, 64
+
+    def temporary(cached):
+        pages = cached // page
+        shapes = (
+            jax.ShapeDtypeStruct((tokens, heads, 192), jnp.bfloat16),
+            jax.ShapeDtypeStruct((pages, page, 576), jnp.bfloat16),
+            jax.ShapeDtypeStruct((1, pages), jnp.int32),
+            jax.ShapeDtypeStruct((512, heads, 256), jnp.bfloat16),
+        )
+
+        def run(q, cache, table, w_kv_b, cu_q_lens, lengths):
+            plan = plan_context(lengths, workspace_tokens=workspace, page_size=page, max_chunks=cached // workspace + 1)
+            options = {"cu_q_lens": cu_q_lens, "scale": SCALE, "implementation": implementation}
+            return mla_context(q, cache, table, plan, w_kv_b, **options)
+
+        lens = jax.ShapeDtypeStruct((2,), jnp.int32), jax.ShapeDtypeStruct((1,), jnp.int32)
+        return jax.jit(run).lower(*shapes, *lens).compile().memory_analysis().temp_size_in_bytes
+
+    packed = workspace * heads * (192 + 256) * 2
+    expected = workspace * 576 * 2 + packed + tokens * heads * (128 + 1) * 4
+    small, large = temporary(16 * 1024), temporary(128 * 1024)
+    assert small < 1.05 * expected, f"{small} bytes, expected no more than {expected}"
+    assert abs(large - small) < 0.01 * expected, f"{large} bytes of 128k tokens, {small} of 16k"
 
 
 @pytest.mark.parametrize("cache_dtype", ["float8_e4m3fn", cases.DS_MLA])
@@ -164,9 +367,8 @@ def test_context_and_new_tokens_are_the_whole_sequence(implementation):
     k_new = np.concatenate([kv_up[..., :128], np.repeat(new[:, None, 512:], HEADS, 1)], axis=-1)
     plan = plan_context(lengths, workspace_tokens=32, page_size=PAGE)
     context = compiled(implementation)(q, cache, table, plan, w_kv_b, cu_q_lens=cu)
-    own = mla_prefill(
-        q, k_new, kv_up, cu, cu, causal=True, scale=SCALE, value_offset=128, implementation=implementation
-    )
+    attention = implementation if served("mla_prefill", implementation, "float32", "float32") else "xla"
+    own = mla_prefill(q, k_new, kv_up, cu, cu, causal=True, scale=SCALE, value_offset=128, implementation=attention)
     got = merge_states(*context, *own, implementation=implementation)
 
     keys, values, kv_lens = [], [], []

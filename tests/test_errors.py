@@ -201,11 +201,15 @@ BAD = [
     ("mla_prefill", {"implementation": "rocm"}, LATER, "cannot serve this call of mla_prefill"),
     ("plan_context", {"workspace_tokens": 63}, NO, "workspace_tokens is 63"),
     ("plan_context", {"page_size": 0}, NO, "page_size is 0"),
+    ("plan_context", {"max_chunks": 0}, NO, "max_chunks is 0"),
+    ("plan_context", {"context_lens": [500], "max_chunks": 2}, NO, "max_chunks is 2; context_lens take 4 chunks"),
     ("plan_context", {"context_lens": [0.5]}, NO, "context_lens is float64"),
     ("plan_context", {"context_lens": [[1]]}, NO, "context_lens is int"),
     ("mla_context", {"w_kv_b": zeros(512, 5, 256)}, NO, r"w_kv_b has shape \[512, 5, 256\]; expected \[512, 4, 256\]"),
     ("mla_context", {"page_table": ints(3, 4), "cu_q_lens": ints(4)}, NO, "plan was made for 2 requests"),
     ("mla_context", {"cache": zeros(3, 16, 576)}, NO, "pages of 64 tokens"),
+    ("mla_context", {"carry": (zeros(5, 4, 128), zeros(5, 4, dtype=F32))}, NO, r"carry \(out\) has dtype bfloat16"),
+    ("mla_context", {"w_kv_b": lambda latents: latents}, NO, r"w_kv_b\(latents\) has shape \[128, 512\]"),
     ("mla_context", {"plan": None}, NO, "plan is a NoneType; expected what plan_context returned"),
     ("mla_context", {"q": zeros(5, 4, 192, dtype=FP8)}, NO, "q has dtype float8_e4m3fn"),
     ("mla_context", {"implementation": "rocm"}, LATER, "cannot serve this call of mla_context"),
@@ -286,8 +290,8 @@ def test_validate_is_eager():
         jax.jit(lambda x: jax_mla.validate(zeros(3, 64, 576), kv_lens=x))(ints(2))
 
 
-def test_traced_context_lengths_are_refused():
-    with pytest.raises(ValueError, match="context_lens is traced"):
+def test_traced_context_lengths_need_a_bound():
+    with pytest.raises(ValueError, match="context_lens is traced; expected max_chunks"):
         jax.jit(lambda x: jax_mla.plan_context(x, workspace_tokens=64, page_size=64).starts)(ints(2))
 
 

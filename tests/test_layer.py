@@ -1,5 +1,6 @@
 """Kimi-K3's MLA block against a direct, unabsorbed attention in float64 NumPy."""
 
+import itertools
 from functools import partial
 
 import jax
@@ -7,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_mla import allocate_cache, plan_decode, slots
-from jax_mla.layer import LayerConfig, absorb, decode, init_weights, partition_specs, prefill, rms_norm
+from jax_mla import allocate_cache, plan_context, plan_decode, slots
+from jax_mla.layer import LayerConfig, absorb, decode, init_weights, mixed, partition_specs, prefill, rms_norm
 
 HIDDEN, QUERY_LATENT, PAGE = 64, 48, 16
 LAYERS, LAYER = 3, 1
@@ -163,6 +164,95 @@ def test_prefill_ignores_padding():
     )
     assert error(y[:-4], batch.want_prompts()) < 1e-5
     assert np.isfinite(np.asarray(cache)).all(-1).sum() == batch.prompts.sum()
+
+
+def rows_of(batch, begins, ends):
+    """Of tokens [begin, end) of each sequence, one sequence after another: x, slots, cu_q_lens."""
+    counts = np.subtract(ends, begins)
+    positions = np.concatenate([np.arange(b, e) for b, e in zip(begins, ends, strict=True)])
+    request = np.repeat(np.arange(len(counts)), counts)
+    x = jnp.concatenate([x[b:e] for x, b, e in zip(batch.x, begins, ends, strict=True)])
+    own = slots(batch.page_table, jnp.asarray(positions, jnp.int32), PAGE, request=jnp.asarray(request, jnp.int32))
+    return x, own, jnp.asarray(np.cumsum([0, *counts]), jnp.int32)
+
+
+def want_rows(batch, begins, ends):
+    full = [oracle(batch.weights, x) for x in batch.x]
+    return np.concatenate([y[b:e] for y, b, e in zip(full, begins, ends, strict=True)])
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
+def test_prefill_over_cached_context(dtype):
+    """Long prompts in three calls, of which one ends early and one begins late."""
+    config = geometry(24)
+    batch = Batch(config, prompts=(100, 10, 40), steps=0, dtype=dtype)
+    cuts = ((0, 0, 0), (60, 10, 0), (90, 10, 13), (100, 10, 40))
+    plan = partial(plan_context, workspace_tokens=32, page_size=PAGE, max_chunks=8)
+    cache = batch.cache
+    for begins, ends in itertools.pairwise(cuts):
+        x, own, cu_q_lens = rows_of(batch, begins, ends)
+        y, cache = jit_prefill(
+            batch.params,
+            config,
+            x,
+            cache,
+            own,
+            cu_q_lens,
+            page_table=batch.page_table,
+            context=plan(begins),
+            layer=LAYER,
+        )
+        assert y.dtype == dtype
+        assert error(y, want_rows(batch, begins, ends)) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("q_len", [1, 3])
+def test_decode_and_prefill_in_one_call(q_len):
+    """Two sequences that decode (and one row of padding) beside a prompt with cached context and one without."""
+    config = geometry(12)
+    batch = Batch(config, prompts=(30, 5, 50, 20), steps=0)
+    before = (30 - q_len, 5 - q_len, 33, 0)
+    x, own, cu_q_lens = rows_of(batch, (0, 0, 0, 0), before)
+    _, cache = jit_prefill(batch.params, config, x, batch.cache, own, cu_q_lens, layer=LAYER)
+
+    x, own, cu_q_lens = rows_of(batch, before, batch.prompts)
+    at, decodes = 2 * q_len, 3
+
+    def padded(rows, value):
+        return jnp.concatenate([rows[:at], jnp.full((q_len, *rows.shape[1:]), value, rows.dtype), rows[at:]])
+
+    run = jax.jit(mixed, static_argnums=1, static_argnames=("decodes", "q_len"))
+    kv_lens = jnp.array([30, 5, 0], jnp.int32)
+    y, cache = run(
+        batch.params,
+        config,
+        padded(x, jnp.nan),
+        cache,
+        jnp.asarray(np.insert(batch.page_table, 2, -1, axis=0)),
+        kv_lens,
+        padded(own, -1),
+        cu_q_lens[2:] - at,
+        decodes=decodes,
+        q_len=q_len,
+        context=plan_context(before[2:], workspace_tokens=16, page_size=PAGE),
+        plan=plan_decode(kv_lens, num_heads=config.heads, cache=cache, q_len=q_len),
+        layer=LAYER,
+    )
+    got = jnp.concatenate([y[:at], y[at + q_len :]])
+    assert error(got, want_rows(batch, before, batch.prompts)) < 1e-5
+    written = np.isfinite(np.asarray(cache[LAYER])).all(-1).sum()
+    assert written == batch.prompts.sum()
+
+
+def test_context_needs_a_page_table():
+    config = geometry(12)
+    batch = Batch(config)
+    context = plan_context([0, 0, 0], workspace_tokens=32, page_size=PAGE)
+    with pytest.raises(ValueError, match="context is given without page_table"):
+        jit_prefill(
+            batch.params, config, batch.prompt_x, batch.cache, batch.prompt_slots, batch.cu_q_lens, layer=LAYER,
+            context=context,
+        )  # fmt: skip
 
 
 def test_scan_over_layers_equals_a_loop():

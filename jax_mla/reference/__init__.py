@@ -7,12 +7,14 @@ implementation is compared with; and ``out_dtype``, which leaves the rounding of
 result, NaN or not.
 """
 
+from jax_mla.reference.attend import varying_like
 from jax_mla.reference.cache import allocate_cache, copy_pages, gather_cache, slots, update_cache
-from jax_mla.reference.context import ContextPlan, mla_context, plan_context
+from jax_mla.reference.context import gather_context, latent_dtype, mla_context, readable_context, up_project
 from jax_mla.reference.decode import mla_decode
 from jax_mla.reference.merge import apply_sink, merge_states
 from jax_mla.reference.pack import pack_kv, pack_kv_fp8
 from jax_mla.reference.plan import plan_decode
+from jax_mla.reference.plan_context import ContextPlan, plan_context, plan_context_traced
 from jax_mla.reference.prefill import mla_prefill
 from jax_mla.reference.sparse import mla_sparse_decode
 
@@ -22,6 +24,8 @@ __all__ = [
     "apply_sink",
     "copy_pages",
     "gather_cache",
+    "gather_context",
+    "latent_dtype",
     "merge_states",
     "mla_context",
     "mla_decode",
@@ -30,7 +34,11 @@ __all__ = [
     "pack_kv",
     "pack_kv_fp8",
     "plan_context",
+    "plan_context_traced",
     "plan_decode",
+    "readable_context",
     "slots",
+    "up_project",
     "update_cache",
+    "varying_like",
 ]

@@ -18,6 +18,7 @@ constexpr const char* kF16 = "float16";
 constexpr const char* kF32 = "float32";
 constexpr const char* kE4M3FN = "float8_e4m3fn";
 constexpr const char* kE4M3FNUZ = "float8_e4m3fnuz";
+constexpr const char* kDsMla = "fp8_ds_mla";
 
 struct Pair {
   const char* first;   // of q, or of the input
@@ -73,6 +74,11 @@ std::vector<Capability> capabilities() {
   for (const Pair& pair : kFp8Pairs) {
     add("update_cache", pair);
     add("pack_kv_fp8", pair);
+  }
+  for (const char* q_dtype : {kBf16, kF16, kF32}) {
+    for (const char* cache_dtype : {kBf16, kF16, kF32, kE4M3FN, kE4M3FNUZ, kDsMla}) {
+      add("mla_context", {q_dtype, cache_dtype});
+    }
   }
   return rows;
 }

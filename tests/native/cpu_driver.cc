@@ -91,6 +91,7 @@ int run_all() {
   test_update_cache();
   test_merge_states();
   test_pack_kv();
+  test_gather_context();
   test_plan();
   test_variants(device);
   test_decode_sweep(device);

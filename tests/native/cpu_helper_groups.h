@@ -1,4 +1,4 @@
-// Tests of update_cache, merge_states and pack_kv on the CPU, one function a group.
+// Tests of update_cache, merge_states, pack_kv and gather_context on the CPU, one function a group.
 #pragma once
 
 #include <algorithm>
@@ -217,6 +217,107 @@ inline void test_pack_kv() {
     }
   }
   report.group("pack_kv");
+}
+
+// ---- gather_context
+
+// A cache of any layout, as bytes of exactly its size, with values that are written down here.
+struct ContextCache {
+  bool ds_mla;
+  Array values;                 // [layers, slots, D] in its dtype; where ds_mla what the bytes stand for, in fp32
+  std::vector<uint8_t> packed;  // where ds_mla
+
+  ContextCache(bool ds_mla, DType type, int64_t rows, Random& random)
+      : ds_mla(ds_mla), values(ds_mla ? DType::kF32 : type, rows * kWidth) {
+    if (!ds_mla) values.fill_random(random, 0, values.count());
+    if (!ds_mla) return;
+    packed.resize(rows * kDsMlaBytes);
+    for (int64_t row = 0; row < rows; ++row) {
+      uint8_t* const bytes = packed.data() + row * kDsMlaBytes;
+      for (int c = 0; c < kWidth; ++c) {
+        double value;
+        if (c < kLatent) {
+          const float scale = std::ldexp(1.0f + static_cast<float>((row + c / kDsMlaGroup) % 5) / 7, -3);
+          std::memcpy(bytes + kLatent + c / kDsMlaGroup * 4, &scale, 4);
+          bytes[c] = static_cast<uint8_t>(encode(DType::kE4M3FN, pick(random, -300, 300)));
+          value = static_cast<float>(value_of(DType::kE4M3FN, bytes[c])) * scale;
+        } else {
+          const auto code = static_cast<uint16_t>(encode(DType::kBF16, pick(random, -999, 999) / 700.0));
+          std::memcpy(bytes + kLatent + 16 + (c - kLatent) * 2, &code, 2);
+          value = value_of(DType::kBF16, code);
+        }
+        values.set(row * kWidth + c, value);
+      }
+    }
+  }
+
+  const void* data() { return ds_mla ? static_cast<const void*>(packed.data()) : values.data(); }
+};
+
+inline void test_gather_context() {
+  Random random(13);
+  const auto odd = [&] { return choose(random, {INT32_MIN, -1, INT32_MAX, pick(random, 0, 40)}); };
+  for (int i = 0; i < (quick ? 30 : 150); ++i) {
+    const bool ds_mla = pick(random, 0, 3) == 0, garbage = pick(random, 0, 3) == 0;
+    const DType type = choose(random, {DType::kBF16, DType::kF16, DType::kF32, DType::kE4M3FN, DType::kE4M3FNUZ});
+    const DType output = choose(random, {DType::kBF16, DType::kF16, DType::kF32});
+    const int pages = 5, page_size = choose(random, {1, 4, 16}), layers = choose(random, {1, 2}), max_pages = 3,
+              batch = pick(random, 1, 4), rows = pick(random, 1, 150);
+    const int64_t slots = int64_t{pages} * page_size;
+    ContextCache cache(ds_mla, type, layers * slots, random);
+    Array latent(output, int64_t{rows} * kLatent), rope(output, int64_t{rows} * kRope);
+    std::vector<int32_t> table, starts, cu = {0};
+    for (int j = 0; j < batch * max_pages; ++j)
+      table.push_back(pick(random, 0, 4) ? pick(random, 0, pages - 1) : odd());
+    for (int b = 0; b < batch; ++b) {
+      starts.push_back(garbage ? odd() : pick(random, 0, max_pages - 1) * page_size);
+      cu.push_back(garbage ? odd() : std::min(cu.back() + pick(random, 0, 2 * page_size), rows));
+    }
+    const int32_t layer = choose(random, {0, layers - 1, layers, -1, INT32_MAX});
+    const float scales[2] = {2.0f, 0.375f};
+    const bool scaled = !ds_mla && is_fp8(type);
+    GatherContextParams p{};
+    p.cache = cache.data();
+    p.layer = &layer;
+    p.k_scale = scaled ? scales : nullptr;
+    p.page_table = table.data();
+    p.starts = starts.data();
+    p.cu_kv_lens = cu.data();
+    p.latent = latent.data();
+    p.rope = rope.data();
+    p.pages = pages;
+    p.rows = rows;
+    p.layers = layers;
+    p.page_size = page_size;
+    p.max_pages = max_pages;
+    p.batch = batch;
+    p.k_scales = scaled ? layers : 0;
+    p.ds_mla = ds_mla;
+    p.cache_dtype = ds_mla ? DType::kE4M3FN : type;
+    p.output_dtype = output;
+    gather_context(p, device_with(pick(random, 1, 4)));
+    for (int w = 0; w < rows; ++w) {
+      int b = 0;
+      while (b < batch && w >= cu[b + 1]) ++b;
+      int64_t slot = -1;
+      if (b < batch && w >= cu[b] && layer >= 0 && layer < layers) {
+        const int64_t token = int64_t{starts[b]} + w - cu[b], page = token / page_size;
+        const int32_t id = token < 0 || page >= max_pages ? -1 : table[b * max_pages + page];
+        if (id >= 0 && id < pages) slot = layer * slots + int64_t{id} * page_size + token % page_size;
+      }
+      for (int c = 0; c < kWidth; ++c) {
+        double wanted = 0;
+        if (slot >= 0) wanted = cache.values.at(slot * kWidth + c);
+        if (scaled) wanted = static_cast<float>(wanted) * scales[layers > 1 ? std::max(layer, 0) % 2 : 0];
+        const uint32_t got =
+            c < kLatent ? latent.code(int64_t{w} * kLatent + c) : rope.code(int64_t{w} * kRope + c - kLatent);
+        report.expect(encode(output, wanted) == got,
+                      "gather_context " + std::string(ds_mla ? "ds_mla" : name_of(type)) + " to " + name_of(output) +
+                          " row " + std::to_string(w) + " column " + std::to_string(c));
+      }
+    }
+  }
+  report.group("gather_context");
 }
 
 }  // namespace mla::test
