@@ -16,7 +16,6 @@ import statistics
 import sys
 import time
 
-
 OPERATIONS = ["mla_decode", "mla_prefill"]
 
 
