@@ -113,7 +113,7 @@ def test_explain_names_what_decided():
         assert explain(implementation="xla").implementation == "xla"
         assert "another platform" in explain(implementation="rocm", target="cuda").reason
         assert explain("update_cache", target="cuda").row is None
-    assert explain("mla_context", target="cpu").implementation == "xla"
+    assert explain("mla_sparse_decode", target="cpu").implementation == "xla"
 
 
 def test_tile_rows_fit_the_query_rows():

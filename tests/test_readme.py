@@ -78,7 +78,8 @@ def test_cpu_figures(tables):
     rows = [
         '{"run": "a", "op": "mla_decode", "device": "a CPU, 2 threads", "cell": [1, 64, 8, 1], "us": 1.0}',
         '{"run": "b", "op": "mla_decode", "date": "2026-01-02T00:00:00", "device": "a CPU, 2 threads", '
-        '"versions": {"jax": "0.10.2", "jaxlib": "0.10.1"}, "cell": [4, 4096, 24, 1], "implementation": "cpu:avx2", "us": 3250.0, "TBps": 0.0058, '
+        '"versions": {"jax": "0.10.2", "jaxlib": "0.10.1"}, "cell": [4, 4096, 24, 1], "implementation": "cpu:avx2", '
+        '"us": 3250.0, "TBps": 0.0058, '
         '"TFLOPs": 0.263, "error": 0.0021, "ratio": 8.16}',
     ]
     rows.append(rows[1].replace("cpu:avx2", "cpu:portable"))
