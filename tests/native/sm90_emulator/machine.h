@@ -379,8 +379,6 @@ inline uint32_t __reduce_max_sync(uint32_t mask, uint32_t value) {
 
 inline bool __any_sync(uint32_t mask, bool bit) { return __ballot_sync(mask, bit) != 0; }
 
-inline int __ffs(int value) { return __builtin_ffs(value); }
-
 inline int __clz(int value) { return __builtin_clz(static_cast<unsigned>(value)); }
 
 inline void __syncwarp() {
