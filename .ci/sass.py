@@ -3,7 +3,8 @@
 Every kernel in the objects must multiply with wgmma (HGMMA, QGMMA) and load with the tensor copy engine (UTMALDG), and
 none may use local memory, which is where spilled registers go. Operands of the products are meant to stay in uniform
 registers: a kernel that moves more than two words a product there has lost that (it then issues more instructions for
-operands than for products). Prints one line a kernel; exits with 1 if a fact does not hold.
+operands than for products). Products are meant to overlap: a kernel with a wait for every second one has been
+serialised by the compiler. Prints one line a kernel; exits with 1 if a fact does not hold.
 """
 
 import re
@@ -11,6 +12,9 @@ import subprocess
 import sys
 
 MOVES_A_PRODUCT = 2
+PRODUCTS_A_WAIT = 2
+# Products, tensor loads, moves to uniform registers, waits for products.
+PATTERNS = (r"\b[HQ]GMMA\.", r"\bUTMALDG\.", r"\bR2UR\b", r"\bWARPGROUP\.DEPBAR\b")
 
 
 def cuobjdump(option: str, path: str) -> str:
@@ -22,11 +26,12 @@ def short(name: str) -> str:
     kernel = re.search(r"([a-z_]*_kernel)I", name)
     element = "f16" if "6__half" in name else "bf16" if "13__nv_bfloat16" in name else ""
     rows = re.search(r"ShapeILi(\d+)", name)
-    return " ".join([kernel[1] if kernel else name, element, rows[1] if rows else ""])
+    masked = "masked" if "prefill_kernel" in name and "Lb1E" in name else ""
+    return " ".join([kernel[1] if kernel else name, element, rows[1] if rows else masked])
 
 
 def facts(path: str):
-    """(name, registers, bytes of local memory, products, tensor loads, moves to uniform registers) of each kernel."""
+    """(name, registers, bytes of local memory, then what PATTERNS count) of each kernel."""
     usage = {
         name: (int(registers), int(stack) + int(local))
         for name, registers, stack, local in re.findall(
@@ -35,18 +40,20 @@ def facts(path: str):
     }
     for section in cuobjdump("-sass", path).split("Function : ")[1:]:
         name = section.split(None, 1)[0]
-        counts = [len(re.findall(pattern, section)) for pattern in (r"\b[HQ]GMMA\.", r"\bUTMALDG\.", r"\bR2UR\b")]
+        counts = [len(re.findall(pattern, section)) for pattern in PATTERNS]
         yield short(name), *usage[name], *counts
 
 
 def main(paths: list[str]) -> int:
     failed = False
-    print(f"{'kernel':32} {'registers':>9} {'local':>5} {'products':>8} {'loads':>5} {'moves':>5}")
+    print(f"{'kernel':32} {'registers':>9} {'local':>5} {'products':>8} {'loads':>5} {'moves':>5} {'waits':>5}")
     for path in paths:
-        for name, registers, local, products, loads, moves in facts(path):
+        for name, registers, local, products, loads, moves, waits in facts(path):
             good = local == 0 and products > 0 and loads > 0 and moves <= MOVES_A_PRODUCT * products
+            good = good and products >= PRODUCTS_A_WAIT * waits
             failed = failed or not good
-            print(f"{name:32} {registers:9} {local:5} {products:8} {loads:5} {moves:5}{'' if good else '  WRONG'}")
+            counts = f"{registers:9} {local:5} {products:8} {loads:5} {moves:5} {waits:5}"
+            print(f"{name:32} {counts}{'' if good else '  WRONG'}")
     return int(failed or not paths)
 
 

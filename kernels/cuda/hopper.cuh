@@ -113,6 +113,15 @@ __device__ __forceinline__ void copy_box(uint32_t shared, const CUtensorMap* map
 }
 
 __device__ __forceinline__ void copy_box(uint32_t shared, const CUtensorMap* map, uint32_t barrier, uint64_t policy,
+                                         int32_t x, int32_t y, int32_t z, int32_t u) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%4, %5, %6, %7}], [%2], %3;\n" ::"r"(shared),
+      "l"(map), "r"(barrier), "l"(policy), "r"(x), "r"(y), "r"(z), "r"(u)
+      : "memory");
+}
+
+__device__ __forceinline__ void copy_box(uint32_t shared, const CUtensorMap* map, uint32_t barrier, uint64_t policy,
                                          int32_t x, int32_t y, int32_t z, int32_t u, int32_t v) {
   asm volatile(
       "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "

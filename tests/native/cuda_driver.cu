@@ -2,14 +2,17 @@
 //   mla_cuda_driver [--quick] [--variant NAME[,DTYPES]] [--time [--cells N,N,..] [--tile-rows N] [--page-size N]]
 //
 // Random data, poisoned results, NaN wherever nothing may be read; oracles in double precision. --quick: a small
-// selection, for compute-sanitizer. --variant: decode by that variant alone, or by that variant over these dtypes alone
-// ("bf16", "f16", "bf16/e4m3fn": queries and cache, "e4m3fn"). --time: device times instead of tests, of these cells
-// (numbers of kCells in cuda_timing.h), with other tiles or pages than usual. Exits with 1 at the first mismatch.
+// selection, for compute-sanitizer. --variant: mla_prefill alone ("prefill"), decode by that variant alone, or by that
+// variant over these dtypes alone ("bf16", "f16", "bf16/e4m3fn": queries and cache, "e4m3fn"). --time: device times
+// instead of tests, of these cells (numbers of kCells in cuda_timing.h), with other tiles or pages than usual. Exits
+// with 1 at the first mismatch.
 #include <chrono>
 
 #include "tests/native/cuda_decode_groups.h"
 #include "tests/native/cuda_helper_groups.h"
 #include "tests/native/cuda_plan_group.h"
+#include "tests/native/cuda_prefill_group.h"
+#include "tests/native/cuda_prefill_timing.h"
 #include "tests/native/cuda_timing.h"
 
 namespace mla::test {
@@ -43,6 +46,14 @@ constexpr DecodeGroup kDecodeGroups[] = {
     {"choice of the variant", choice_group},
 };
 
+constexpr Group kPrefillGroups[] = {
+    {"mla_prefill: ragged batches", prefill_group},
+    {"mla_prefill: long requests, far addresses", prefill_long_group},
+    {"mla_prefill: repeats", prefill_repeats_group},
+    {"mla_prefill: lengths out of range", prefill_lengths_group},
+    {"mla_prefill: refusals", prefill_refusals_group},
+};
+
 constexpr Group kOtherGroups[] = {
     {"plan_decode", plan_group},
     {"update_cache", update_group},
@@ -62,7 +73,7 @@ void run_group(const std::string& name, Run run) {
 }
 
 int run_all(bool quick, const std::string& only) {
-  bool known = only.empty();
+  bool known = only.empty() || only == "prefill";
   for (const Variant& variant : decode_variants()) {
     if (!selected(variant, only)) continue;
     known = true;
@@ -71,6 +82,9 @@ int run_all(bool quick, const std::string& only) {
     }
   }
   require(known, "this device has no variant " + only + " of mla_decode");
+  for (const Group& group : kPrefillGroups) {
+    if (only.empty() || only == "prefill") run_group(group.name, [&] { return group.run(quick); });
+  }
   for (const Group& group : kOtherGroups) {
     if (only.empty()) run_group(group.name, [&] { return group.run(quick); });
   }
@@ -105,6 +119,10 @@ int main(int argc, char** argv) {
     return 2;
   }
   if (!time) return mla::test::run_all(quick, variant);
-  mla::test::time_all(variant, cells, forced);
+  if (variant == "prefill") {
+    mla::test::time_prefill();
+  } else {
+    mla::test::time_all(variant, cells, forced);
+  }
   return 0;
 }

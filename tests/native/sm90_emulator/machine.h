@@ -1,4 +1,4 @@
-// One CTA of a Hopper GPU, as far as the decode kernel uses it: threads that take turns in random order, shared memory,
+// One CTA of a Hopper GPU, as far as the kernels use it: threads that take turns in random order, shared memory,
 // barriers, the tensor copy engine and asynchronous matrix products. It follows the PTX manual, and is as late and as
 // disorderly as that allows: a copy lands any time after it was asked for, in any order, and a product reads its
 // operands when it is waited for. So what only works because the hardware happens to be quick fails here.
@@ -39,8 +39,13 @@
 #include <random>
 #include <vector>
 
-namespace mla::sm90 {
-extern unsigned char shared_base[];  // what the kernel declares
+// The namespace of the kernel that is emulated, which declares its shared memory there.
+#if !defined(MLA_EMULATED)
+#define MLA_EMULATED sm90
+#endif
+
+namespace mla::MLA_EMULATED {
+extern unsigned char shared_base[];
 }
 
 namespace mla::emulator {
@@ -106,7 +111,7 @@ struct Copy {
 class Machine {
  public:
   std::mt19937 random;
-  uint32_t block = 0;
+  uint32_t block = 0, blocks = 1;
   int current = 0;
 
   Thread& thread() { return threads_[current]; }
@@ -122,7 +127,7 @@ class Machine {
     warps_.assign(count / kWarpThreads, {});
     named_ = {};
     copies_.clear();
-    std::memset(sm90::shared_base, 0xFF, kSharedBytes);  // NaN
+    std::memset(MLA_EMULATED::shared_base, 0xFF, kSharedBytes);  // NaN
     for (int i = 0; i < count; ++i) {
       require(threads_[i].open.empty() && threads_[i].groups.empty(), "products that nobody waited for");
       threads_[i].started = threads_[i].ended = false;
@@ -192,7 +197,7 @@ class Machine {
 
   unsigned char* shared(uint32_t address) {
     require(address >= kSharedStart && address < kSharedStart + kSharedBytes, "an address outside shared memory");
-    return sm90::shared_base + (address - kSharedStart);
+    return MLA_EMULATED::shared_base + (address - kSharedStart);
   }
 
   Barrier& barrier(uint32_t address) {
@@ -304,10 +309,17 @@ struct BlockIndex {
   } x;
 };
 
+struct GridSize {
+  struct X {
+    operator unsigned() const { return machine.blocks; }
+  } x;
+};
+
 }  // namespace mla::emulator
 
 #define threadIdx (mla::emulator::ThreadIndex{})
 #define blockIdx (mla::emulator::BlockIndex{})
+#define gridDim (mla::emulator::GridSize{})
 
 // Two meetings: nobody brings a value for the next before everyone has taken one from this.
 template <class T>
@@ -324,6 +336,28 @@ T __shfl_sync(uint32_t, T value, int source) {
 template <class T>
 T __shfl_xor_sync(uint32_t mask, T value, int distance) {
   return __shfl_sync(mask, value, mla::emulator::machine.lane() ^ distance);
+}
+
+template <class Combine>
+int32_t combine_lanes(int32_t value, Combine combine) {
+  int32_t result = __shfl_sync(0xFFFFFFFF, value, 0);
+  for (int lane = 1; lane < mla::emulator::kWarpThreads; ++lane) {
+    result = combine(result, __shfl_sync(0xFFFFFFFF, value, lane));
+  }
+  return result;
+}
+
+inline int32_t __reduce_add_sync(uint32_t, int32_t value) { return combine_lanes(value, std::plus<int32_t>()); }
+
+inline int32_t __reduce_min_sync(uint32_t, int32_t value) {
+  return combine_lanes(value, [](int32_t a, int32_t b) { return a < b ? a : b; });
+}
+
+// Lanes without a source keep their own.
+template <class T>
+T __shfl_up_sync(uint32_t mask, T value, int distance) {
+  const int lane = mla::emulator::machine.lane();
+  return __shfl_sync(mask, value, lane >= distance ? lane - distance : lane);
 }
 
 inline uint32_t __ballot_sync(uint32_t, bool bit) {

@@ -6,6 +6,7 @@
 #include "kernels/decode/cpu/reduce.h"
 #include "kernels/decode/sm90/limits.h"
 #include "tests/native/decode_case.h"
+#include "tests/native/sm90_emulator/describe.h"
 
 namespace mla::sm90 {
 alignas(1024) unsigned char shared_base[emulator::kSharedBytes];
@@ -14,24 +15,8 @@ alignas(1024) unsigned char shared_base[emulator::kSharedBytes];
 namespace mla::test {
 namespace {
 
+using emulator::describe;
 using emulator::machine;
-using emulator::TensorMap;
-
-struct Axis {
-  int64_t size, stride;
-  int32_t box;
-};
-
-void describe(CUtensorMap* map, const void* data, std::initializer_list<Axis> axes) {
-  TensorMap tensor{};
-  tensor.data = static_cast<const char*>(data);
-  for (const Axis& axis : axes) {
-    tensor.sizes[tensor.rank] = axis.size;
-    tensor.strides[tensor.rank] = axis.stride;
-    tensor.boxes[tensor.rank++] = axis.box;
-  }
-  std::memcpy(static_cast<void*>(map), &tensor, sizeof(tensor));
-}
 
 // As kernels/decode/sm90/decode.cu does.
 sm90::TensorMaps describe(const DecodeParams& p) {

@@ -50,6 +50,11 @@ inline void copy_box(uint32_t shared, const CUtensorMap* map, uint32_t barrier, 
 }
 
 inline void copy_box(uint32_t shared, const CUtensorMap* map, uint32_t barrier, uint64_t, int32_t x, int32_t y,
+                     int32_t z, int32_t u) {
+  machine.copy(shared, map, barrier, 4, {x, y, z, u, 0});
+}
+
+inline void copy_box(uint32_t shared, const CUtensorMap* map, uint32_t barrier, uint64_t, int32_t x, int32_t y,
                      int32_t z, int32_t u, int32_t v) {
   machine.copy(shared, map, barrier, 5, {x, y, z, u, v});
 }

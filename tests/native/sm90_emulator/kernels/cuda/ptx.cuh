@@ -6,7 +6,7 @@
 namespace mla::ptx {
 
 inline uint32_t shared_address(const void* pointer) {
-  const auto offset = static_cast<const unsigned char*>(pointer) - sm90::shared_base;
+  const auto offset = static_cast<const unsigned char*>(pointer) - MLA_EMULATED::shared_base;
   emulator::require(offset >= 0 && offset < emulator::kSharedBytes, "a pointer outside shared memory");
   return emulator::kSharedStart + static_cast<uint32_t>(offset);
 }

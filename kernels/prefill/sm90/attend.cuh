@@ -1,0 +1,226 @@
+// The attending warpgroups: S = Q K^T with the queries in registers, the online softmax, O += P V. While the weights of
+// a block are computed, its successor's scores and its predecessor's output are on the tensor cores.
+//
+// Lane 4 * g + t of a group's warp w has rows 16w + g and 16w + g + 8; of the scores keys 8j + 2t and 8j + 2t + 1, in
+// score[4j], score[4j + 1] for the upper row and score[4j + 2], score[4j + 3] for the lower one; of the output likewise
+// the columns.
+#pragma once
+
+#include "kernels/cuda/element.cuh"
+#include "kernels/cuda/hopper.cuh"
+#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/wgmma_registers.cuh"
+#include "kernels/cuda/wgmma_wide.cuh"
+#include "kernels/decode/softmax.h"
+#include "kernels/prefill/sm90/output.cuh"
+#include "kernels/prefill/sm90/shape.h"
+
+namespace mla::sm90_prefill {
+
+constexpr int kQuerySteps = kHeadDim / 16;
+constexpr int kWeightSteps = kBlockKeys / 16;
+
+using Queries = uint32_t[kQuerySteps][4];
+using Weights = uint32_t[kWeightSteps][4];
+using Scores = float[kBlockKeys / 2];
+
+// To registers, whence the products take them; the next tile's may then come into their place.
+__device__ __forceinline__ void read_queries(uint32_t shared, Queries& queries) {
+  const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % kGroupWarps * 16 + lane % 16, half = lane / 16;
+#pragma unroll
+  for (int step = 0; step < kQuerySteps; ++step) {
+    const int chunk = step / 4, vector = step % 4 * 2 + half;
+    ptx::ldmatrix_x4(shared + chunk * kQueryChunkBytes + row * kLineBytes + ((vector ^ (row % 8)) << 4), queries[step]);
+  }
+}
+
+// Committed, not waited for.
+template <class Element>
+__device__ __forceinline__ void score_block(const Queries& queries, uint32_t shared, Scores& score) {
+  const uint32_t keys = ptx::matrix_operand(shared);
+  ptx::hold(score);
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < kQuerySteps; ++step) {
+    const int chunk = step / 4, column = step % 4 * 32;
+    ptx::wgmma_registers<Element, /*kTransposed=*/false>(score, queries[step],
+                                                         keys + (chunk * kBlockChunkBytes + column) / 16, step != 0);
+  }
+  ptx::wgmma_commit();
+}
+
+// Committed, not waited for.
+template <class Element>
+__device__ __forceinline__ void accumulate_block(const Weights& weights, uint32_t shared, Output& out) {
+  const uint32_t values = ptx::wide_operand<kBlockChunkBytes>(shared);
+  ptx::hold(out);
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < kWeightSteps; ++step) {
+    ptx::wgmma_registers<Element, /*kTransposed=*/true>(out, weights[step], values + step * 16 * kLineBytes / 16, true);
+  }
+  ptx::wgmma_commit();
+}
+
+// -inf where a row does not see a key: `visible` of the block's each row sees, but for those whose bit in `words` is
+// clear.
+template <bool kKeyMask>
+__device__ __forceinline__ void mask_scores(const int32_t (&visible)[2], const uint32_t (&words)[4], Scores& score) {
+  const int t = threadIdx.x % 4;
+  const int32_t limits[2] = {visible[0] - 2 * t, visible[1] - 2 * t};
+#pragma unroll
+  for (int j = 0; j < kBlockKeys / 8; ++j) {
+    const uint32_t bits = kKeyMask ? words[j / 4] >> (2 * t) : 0xFFFFFFFF;
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const bool seen = 8 * j + e % 2 < limits[e / 2] && (!kKeyMask || bits >> (j % 4 * 8 + e % 2) & 1);
+      if (!seen) score[4 * j + e] = -INFINITY;
+    }
+  }
+}
+
+// Scores become weights, by the online softmax. `factor` rescales what was summed before.
+__device__ __forceinline__ void weigh_scores(float scale, Scores& score, Rows& rows, float (&factor)[2]) {
+  float highest[4] = {score[0], score[1], score[2], score[3]};
+#pragma unroll
+  for (int i = 4; i < kBlockKeys / 2; ++i) highest[i % 4] = fmaxf(highest[i % 4], score[i]);
+  float sums[4] = {0, 0, 0, 0};
+  float references[2];
+#pragma unroll
+  for (int e = 0; e < 2; ++e) {
+    const float block = over_row(fmaxf(highest[2 * e], highest[2 * e + 1]), fmaxf) * scale;
+    references[e] = fmaxf(rows.reference[e], block);
+    factor[e] = ptx::exp2_approximate(rows.reference[e] - references[e]);
+    rows.reference[e] = references[e];
+  }
+#pragma unroll
+  for (int i = 0; i < kBlockKeys / 2; ++i) {
+    score[i] = ptx::exp2_approximate(fmaf(score[i], scale, -references[i % 4 / 2]));
+    sums[i % 4] += score[i];
+  }
+#pragma unroll
+  for (int e = 0; e < 2; ++e) rows.sum[e] = rows.sum[e] * factor[e] + (sums[2 * e] + sums[2 * e + 1]);
+}
+
+__device__ __forceinline__ void rescale(const float (&factor)[2], Output& out) {
+#pragma unroll
+  for (int i = 0; i < kNope / 2; ++i) out[i] *= factor[i % 4 / 2];
+}
+
+template <class Element>
+__device__ __forceinline__ void pack_weights(const Scores& score, Weights& weights) {
+#pragma unroll
+  for (int i = 0; i < kBlockKeys / 4; ++i) weights[i / 4][i % 4] = pack<Element>(score[2 * i], score[2 * i + 1]);
+}
+
+// What a group needs of the tile whose blocks it goes through.
+struct Sight {
+  int32_t visible[2];    // keys of the request that each row sees
+  int32_t whole_blocks;  // of which all rows see all keys, the key mask aside
+};
+
+__device__ __forceinline__ Sight sight_of(const Tile& tile, bool causal, int group, int row) {
+  Sight sight;
+#pragma unroll
+  for (int e = 0; e < 2; ++e) {
+    sight.visible[e] = visible_end(tile, causal, tile.first_query + row + 8 * e) - tile.kv_begin;
+  }
+  const int32_t all_see = visible_end(tile, causal, tile.first_query + group * kGroupQueries) - tile.kv_begin;
+  sight.whole_blocks = __shfl_sync(0xFFFFFFFF, all_see / kBlockKeys, 0);
+  return sight;
+}
+
+// The scores of `block`, which are there, masked; its keys are given back.
+template <bool kMasked, bool kKeyMask>
+__device__ __forceinline__ void finish_scores(const Sight& sight, int32_t block, uint32_t key_empty,
+                                              const uint32_t* key_words, Scores& score) {
+  ptx::hold(score);
+  uint32_t words[4];
+  if constexpr (kKeyMask) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) words[i] = key_words[i];
+    __syncwarp();
+  }
+  if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(key_empty);
+  if constexpr (kMasked || kKeyMask) {
+    const int32_t first = block * kBlockKeys;
+    mask_scores<kKeyMask>({sight.visible[0] - first, sight.visible[1] - first}, words, score);
+  }
+}
+
+template <class Element, bool kKeyMask>
+__device__ __forceinline__ void attend_tiles(const PrefillParams& p, uint32_t memory, Control& control) {
+  const int lane = threadIdx.x % 32;
+  const int warp = __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / 32 % kGroupWarps, 0);
+  const int group = __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / kGroupThreads, 0);
+  const int row = group * kGroupQueries + warp * 16 + lane / 4;
+  const uint32_t barriers = ptx::shared_address(&control);
+  const float scale = p.scale * kLog2E;
+  Ring<kStages> keys, values;
+
+  for (Ring<kTiles> tile_position;; tile_position.advance()) {
+    ptx::mbarrier_wait(barrier_at(barriers, offsetof(Control, tile_full), tile_position.slot()),
+                       tile_position.parity());
+    const Tile& tile = control.tiles[tile_position.slot()];
+    if (__shfl_sync(0xFFFFFFFF, tile.rows, 0) == 0) break;
+    int32_t block = __shfl_sync(0xFFFFFFFF, tile.blocks, 0) - 1;
+    Rows rows;
+    Output out = {};
+    Queries queries;
+    ptx::mbarrier_wait(barrier_at(barriers, offsetof(Control, query_full), group), tile_position.count % 2);
+    read_queries(memory + kQueriesAt + group * kQueryBytes, queries);
+    __syncwarp();
+    if (lane == 0) ptx::mbarrier_arrive(barrier_at(barriers, offsetof(Control, query_empty), group));
+    if (block >= 0) {
+      const Sight sight = sight_of(tile, p.causal, group, row);
+      Scores score;
+      Weights weights;
+      float factor[2];
+      ptx::mbarrier_wait(barrier_at(barriers, offsetof(Control, key_full), keys.slot()), keys.parity());
+      score_block<Element>(queries, memory + kKeysAt + keys.slot() * kKeyBytes, score);
+      ptx::wgmma_wait<0>();
+      finish_scores<true, kKeyMask>(sight, block, barrier_at(barriers, offsetof(Control, key_empty), keys.slot()),
+                                    control.key_words[keys.slot()], score);
+      keys.advance();
+      weigh_scores(scale, score, rows, factor);
+      pack_weights<Element>(score, weights);
+
+      const auto step = [&](auto masked) {
+        ptx::mbarrier_wait(barrier_at(barriers, offsetof(Control, key_full), keys.slot()), keys.parity());
+        score_block<Element>(queries, memory + kKeysAt + keys.slot() * kKeyBytes, score);
+        ptx::mbarrier_wait(barrier_at(barriers, offsetof(Control, value_full), values.slot()), values.parity());
+        accumulate_block<Element>(weights, memory + kValuesAt + values.slot() * kValueBytes, out);
+        ptx::wgmma_wait<1>();
+        finish_scores<decltype(masked)::value, kKeyMask>(
+            sight, block, barrier_at(barriers, offsetof(Control, key_empty), keys.slot()),
+            control.key_words[keys.slot()], score);
+        keys.advance();
+        weigh_scores(scale, score, rows, factor);
+        ptx::wgmma_wait<0>();
+        ptx::hold(out);
+        if (lane == 0) ptx::mbarrier_arrive(barrier_at(barriers, offsetof(Control, value_empty), values.slot()));
+        values.advance();
+        rescale(factor, out);
+        pack_weights<Element>(score, weights);
+      };
+      --block;
+#pragma unroll 1
+      for (; block >= 0 && block >= sight.whole_blocks; --block) step(std::true_type{});
+#pragma unroll 1
+      for (; block >= 0; --block) step(std::false_type{});
+
+      ptx::mbarrier_wait(barrier_at(barriers, offsetof(Control, value_full), values.slot()), values.parity());
+      accumulate_block<Element>(weights, memory + kValuesAt + values.slot() * kValueBytes, out);
+      ptx::wgmma_wait<0>();
+      ptx::hold(out);
+      if (lane == 0) ptx::mbarrier_arrive(barrier_at(barriers, offsetof(Control, value_empty), values.slot()));
+      values.advance();
+    }
+    const int32_t* unusable = control.unusable[tile_position.slot()];
+    finish_tile<Element>(p, tile, unusable[0] < unusable[1] ? unusable[0] : unusable[1], row, rows, out);
+    __syncwarp();
+    if (lane == 0) ptx::mbarrier_arrive(barrier_at(barriers, offsetof(Control, tile_empty), tile_position.slot()));
+  }
+}
+
+}  // namespace mla::sm90_prefill

@@ -1,0 +1,102 @@
+// Values of keys that some query must not see: what a weight of 0 does not silence is overwritten in shared memory, by
+// two warps that have nothing else to do, while the scores of the block are computed.
+#pragma once
+
+#include <type_traits>
+
+#include "kernels/cuda/hopper.cuh"
+#include "kernels/cuda/ptx.cuh"
+#include "kernels/prefill/sm90/shape.h"
+
+namespace mla::sm90_prefill {
+
+constexpr int kClearThreads = 32 * kClearWarps;
+
+template <class Element>
+__device__ __forceinline__ bool has_nonfinite(uint32_t pair) {
+  constexpr uint32_t kExponent = std::is_same_v<Element, __half> ? 0x7C00 : 0x7F80;
+  return (pair & kExponent) == kExponent || (pair & kExponent << 16) == kExponent << 16;
+}
+
+// Two elements; those that are infinite or NaN become 0.
+template <class Element>
+__device__ __forceinline__ uint32_t finite(uint32_t pair) {
+  constexpr uint32_t kExponent = std::is_same_v<Element, __half> ? 0x7C00 : 0x7F80;
+  if ((pair & kExponent) == kExponent) pair &= 0xFFFF0000;
+  if ((pair & kExponent << 16) == kExponent << 16) pair &= 0xFFFF;
+  return pair;
+}
+
+// Keys of a block: from `hidden` on some query does not see them, from `unused` on nobody does, nor those whose bit in
+// `words` (null: all set) is clear. The latter become zeros; of the others what is not finite. Returns the first key of
+// which a value was not finite, or kNever: who sees that one is NaN.
+template <class Element>
+__device__ __forceinline__ int32_t clear_block(uint32_t values, int thread, int32_t hidden, int32_t unused,
+                                               const uint32_t* words) {
+  constexpr int kVectors = kLineBytes / 16;
+  int32_t first = kNever;
+#pragma unroll 1
+  for (int i = hidden * kVectors + thread; i < kBlockKeys * kVectors; i += kClearThreads) {
+    const int key = i / kVectors;
+    const bool used = key < unused && (words == nullptr || words[key / 32] >> key % 32 & 1);
+#pragma unroll 1
+    for (int chunk = 0; chunk < kValueChunks; ++chunk) {
+      const uint32_t address = values + chunk * kBlockChunkBytes + i * 16;
+      if (!used) {
+        ptx::store_shared_16(address, uint4{});
+        continue;
+      }
+      const uint4 value = ptx::load_shared_16(address);
+      if (!has_nonfinite<Element>(value.x) && !has_nonfinite<Element>(value.y) && !has_nonfinite<Element>(value.z) &&
+          !has_nonfinite<Element>(value.w)) {
+        continue;
+      }
+      ptx::store_shared_16(address, {finite<Element>(value.x), finite<Element>(value.y), finite<Element>(value.z),
+                                     finite<Element>(value.w)});
+      first = key < first ? key : first;
+    }
+  }
+  return first;
+}
+
+template <class Element, bool kKeyMask>
+__device__ __forceinline__ void clear_values(const PrefillParams& p, uint32_t memory, Control& control) {
+  const int lane = threadIdx.x % 32;
+  const int thread = static_cast<int>(threadIdx.x) - 32 * kClearWarp, warp = thread / 32;
+  const uint32_t barriers = ptx::shared_address(&control);
+  Ring<kStages> position;
+  uint32_t raw_parities = 0;  // a bit for each slot: value_raw has a phase where there is something to clear, else none
+  for (Ring<kTiles> tile_position;; tile_position.advance()) {
+    ptx::mbarrier_wait(barrier_at(barriers, offsetof(Control, tile_full), tile_position.slot()),
+                       tile_position.parity());
+    const Tile& tile = control.tiles[tile_position.slot()];
+    if (tile.rows == 0) break;
+    int32_t block = tile.blocks - 1;
+#pragma unroll 1
+    for (; block >= (kKeyMask ? 0 : tile.whole_blocks); --block) {
+      const int slot = position.slot();
+      ptx::mbarrier_wait(barrier_at(barriers, offsetof(Control, value_raw), slot), raw_parities >> slot & 1);
+      raw_parities ^= 1u << slot;
+      const int32_t first_key = tile.kv_begin + block * kBlockKeys;
+      const uint32_t* words = kKeyMask ? control.value_words[slot] : nullptr;
+      const bool masked = kKeyMask && (words[0] & words[1] & words[2] & words[3]) != 0xFFFFFFFF;
+      const int32_t hidden =
+          masked ? 0 : clamp(visible_end(tile, p.causal, tile.first_query) - first_key, 0, kBlockKeys);
+      int32_t first = clear_block<Element>(memory + kValuesAt + slot * kValueBytes, thread, hidden,
+                                           clamp(tile.kv_end - first_key, 0, kBlockKeys), words);
+      first = __reduce_min_sync(0xFFFFFFFF, first);
+      if (first != kNever && lane == 0) {  // blocks come from the last to the first
+        control.unusable[tile_position.slot()][warp] = first_key + first;
+      }
+      ptx::fence_async_proxy();
+      __syncwarp();
+      if (lane == 0) ptx::mbarrier_arrive(barrier_at(barriers, offsetof(Control, value_full), slot));
+      position.advance();
+    }
+    position.skip(block + 1);  // nothing to clear in the rest
+    __syncwarp();
+    if (lane == 0) ptx::mbarrier_arrive(barrier_at(barriers, offsetof(Control, tile_empty), tile_position.slot()));
+  }
+}
+
+}  // namespace mla::sm90_prefill

@@ -1,0 +1,13 @@
+#pragma once
+
+#include "kernels/entry.h"
+#include "kernels/prefill/sm90/shape.h"
+
+namespace mla::sm90_prefill {
+
+// One definition for each element type, with and without a key mask, in a file of its own under instances/.
+template <class Element, bool kKeyMask>
+Error launch_instance(const PrefillParams& params, const TensorMaps& maps, const Schedule& schedule, int32_t ctas,
+                      const Device& device);
+
+}  // namespace mla::sm90_prefill

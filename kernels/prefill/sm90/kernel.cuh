@@ -1,0 +1,73 @@
+// mla_prefill for Hopper (sm_90a): attention of up-projected queries and keys over a ragged batch, by wgmma over blocks
+// that the copy engine brings. A CTA stays on its multiprocessor and takes one tile after the other. Its warps have
+// roles and meet at mbarriers:
+//   queries -> tile_full, query_full -> attend (two warpgroups) -> query_empty, tile_empty -> queries
+//   keys -> key_full -> attend -> key_empty -> keys
+//   keys -> value_full, or value_raw -> clear -> value_full -> attend -> value_empty -> keys
+// The online softmax is FlashAttention-2's (arXiv 2307.08691), the overlap within a warpgroup FlashAttention-3's
+// (arXiv 2407.08608).
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "kernels/prefill/sm90/attend.cuh"
+#include "kernels/prefill/sm90/clear.cuh"
+#include "kernels/prefill/sm90/loads.cuh"
+
+namespace mla::sm90_prefill {
+
+// By one thread.
+__device__ __forceinline__ void init_barriers(Control& control) {
+  const auto init = [](uint64_t& barrier, uint32_t count) { ptx::mbarrier_init(ptx::shared_address(&barrier), count); };
+  for (int i = 0; i < kTiles; ++i) {
+    init(control.tile_full[i], 1);
+    init(control.tile_empty[i], kTileReaders);
+  }
+  for (int i = 0; i < kGroups; ++i) {
+    init(control.query_full[i], 1);
+    init(control.query_empty[i], kGroupWarps);
+  }
+  for (int i = 0; i < kStages; ++i) {
+    init(control.key_full[i], 1);
+    init(control.key_empty[i], kAttendWarps);
+    init(control.value_full[i], kClearWarps);
+    init(control.value_empty[i], kAttendWarps);
+    init(control.value_raw[i], 1);
+  }
+  ptx::fence_mbarrier_init();
+}
+
+template <class Element, bool kKeyMask>
+__global__ void __launch_bounds__(kThreads, 1)
+    prefill_kernel(const __grid_constant__ PrefillParams p, const __grid_constant__ TensorMaps maps,
+                   const __grid_constant__ Schedule schedule) {
+  extern __shared__ __align__(1024) unsigned char shared_base[];
+  const uint32_t memory = ptx::shared_address(shared_base);
+  auto& control = *reinterpret_cast<Control*>(shared_base + kControlAt);
+
+  // Through a shuffle the compiler knows that the warp's number is uniform.
+  const int warp = __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / 32, 0);
+  if (threadIdx.x == 32 * kKeyWarp) {
+    ptx::prefetch_tensor_map(&maps.queries);
+    ptx::prefetch_tensor_map(&maps.keys);
+    ptx::prefetch_tensor_map(&maps.values);
+    init_barriers(control);
+  }
+  ptx::barrier_sync(kStartBarrier, kThreads);
+
+  if (warp < kAttendWarps) {
+    ptx::change_registers<kLaunchRegisters, kAttendRegisters>();
+    attend_tiles<Element, kKeyMask>(p, memory, control);
+  } else {
+    ptx::change_registers<kLaunchRegisters, kLoadRegisters>();
+    if (warp == kKeyWarp) {
+      load_keys<kKeyMask>(p, maps, memory, control);
+    } else if (warp == kQueryWarp) {
+      load_queries(p, schedule, &maps.queries, memory + kQueriesAt, control);
+    } else {
+      clear_values<Element, kKeyMask>(p, memory, control);
+    }
+  }
+}
+
+}  // namespace mla::sm90_prefill

@@ -1,0 +1,146 @@
+// The Hopper prefill kernel's geometry: its warps, and where things lie in shared memory. docs/hopper_prefill.md
+// explains both.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/params.h"
+
+namespace mla::sm90_prefill {
+
+constexpr int kGroupWarps = 4;  // a warpgroup
+constexpr int kGroupThreads = 32 * kGroupWarps;
+
+// Two warpgroups attend, each with 64 of a tile's queries. The third one's warps bring keys and values, bring queries,
+// and clear values that a weight of 0 would not silence.
+constexpr int kGroups = 2;
+constexpr int kAttendWarps = kGroups * kGroupWarps;
+constexpr int kKeyWarp = kAttendWarps;
+constexpr int kQueryWarp = kKeyWarp + 1;
+constexpr int kClearWarp = kKeyWarp + 2;
+constexpr int kClearWarps = 2;
+constexpr int kThreads = 32 * (kAttendWarps + kGroupWarps);
+
+// Registers a thread: at the launch, and then by role.
+constexpr int kLaunchRegisters = 168;
+constexpr int kAttendRegisters = 240;
+constexpr int kLoadRegisters = 24;
+static_assert(kGroups * kAttendRegisters + kLoadRegisters <= (kGroups + 1) * kLaunchRegisters);
+
+constexpr int kGroupQueries = 64;
+constexpr int kTileQueries = kGroups * kGroupQueries;
+constexpr int kBlockKeys = 128;  // keys of a step
+
+// Arrays lie in chunks of 64 columns, a line of 128 bytes for each token.
+constexpr int kLineBytes = 128;
+constexpr int kChunkColumns = kLineBytes / 2;
+constexpr int kKeyChunks = kHeadDim / kChunkColumns;
+constexpr int kValueChunks = kNope / kChunkColumns;
+constexpr int kBlockChunkBytes = kBlockKeys * kLineBytes;
+constexpr int kKeyBytes = kKeyChunks * kBlockChunkBytes;
+constexpr int kValueBytes = kValueChunks * kBlockChunkBytes;
+constexpr int kQueryChunkBytes = kGroupQueries * kLineBytes;
+constexpr int kQueryBytes = kKeyChunks * kQueryChunkBytes;  // of a group
+
+constexpr int kStages = 2;  // blocks of keys, and of values, in shared memory
+constexpr int kTiles = 4;   // that the loading warps may be ahead of the attending ones, themselves included
+
+constexpr int kStartBarrier = 1;  // named barrier of all threads, besides __syncthreads' 0
+
+constexpr int32_t kNever = INT32_MAX;  // a position that no key has
+
+// So that sums and differences of positions fit 32 bits: the loading warps have few registers.
+constexpr int32_t kMostTokens = 1 << 29;
+
+// Queries of one request and head, and the keys that they see. Positions are those in the arrays.
+struct Tile {
+  int32_t rows;  // queries, at most kTileQueries; 0: there is no tile, and none will come
+  int32_t first_query;
+  int32_t head;
+  int32_t kv_begin, kv_end;  // the request's keys
+  int32_t blocks;            // of keys, from kv_begin on, that some query sees
+  int32_t whole_blocks;      // the first of them are seen wholly by all queries
+  int32_t diagonal;          // causal: the query at position t sees keys before diagonal + t
+};
+
+// Where the query warp is in the schedule. It is kept here since that warp has few registers, and the search for a tile
+// needs them.
+struct Progress {
+  uint32_t head_tiles;    // of one head
+  uint32_t group_places;  // over which the tiles of a group of heads are dealt
+  uint32_t round;         // the next
+  uint32_t tiles;         // found
+};
+
+// Small things in shared memory, behind the arrays.
+struct alignas(16) Control {
+  uint32_t key_words[kStages][4];    // of a block of keys: a bit for each that is not masked
+  uint32_t value_words[kStages][4];  // the same, for as long as its values are there
+  Tile tiles[kTiles];                // in turn
+  Progress progress;
+  int32_t unusable[kTiles][kClearWarps];  // position of the first cleared value that was not finite, or kNever
+
+  // mbarriers
+  uint64_t tile_full[kTiles], tile_empty[kTiles];
+  uint64_t query_full[kGroups], query_empty[kGroups];
+  uint64_t key_full[kStages], key_empty[kStages];
+  uint64_t value_full[kStages], value_empty[kStages];
+  uint64_t value_raw[kStages];  // there, and to be cleared
+};
+
+constexpr int kTileReaders = kAttendWarps + 1 + kClearWarps;
+
+// Offsets from the start of shared memory.
+constexpr int kKeysAt = 0;
+constexpr int kValuesAt = kKeysAt + kStages * kKeyBytes;
+constexpr int kQueriesAt = kValuesAt + kStages * kValueBytes;
+constexpr int kControlAt = kQueriesAt + kGroups * kQueryBytes;
+constexpr size_t kSharedBytes = kControlAt + sizeof(Control);
+static_assert(kSharedBytes <= 227 * 1024);
+
+// Copy engine's view of the arrays, [column in chunk, token, chunk, head], the innermost axis first.
+struct TensorMaps {
+  CUtensorMap queries, keys, values;
+};
+
+// How tiles are dealt to CTAs; schedule.cuh has the rule.
+struct Schedule {
+  int32_t group_heads;  // whose tiles run side by side, so that L2 holds their keys and values
+};
+
+// Tiles that a head may have: besides those that fill whole ones, a short one for each request, and for the queries
+// that none owns.
+__host__ __device__ inline int64_t most_head_tiles(const PrefillParams& p) {
+  return int64_t{p.tokens} / kTileQueries + p.batch + 2;
+}
+
+// A position in a ring of slots, and the parity of the barriers of its current round.
+template <int kSlots>
+struct Ring {
+  uint32_t count = 0;
+  static_assert((kSlots & (kSlots - 1)) == 0);
+
+  __device__ __forceinline__ int slot() const { return static_cast<int>(count % kSlots); }
+  __device__ __forceinline__ uint32_t parity() const { return count / kSlots % 2; }
+  __device__ __forceinline__ void advance() { ++count; }
+  __device__ __forceinline__ void skip(int32_t steps) { count += static_cast<uint32_t>(steps); }
+};
+
+__device__ __forceinline__ int32_t clamp(int32_t x, int32_t low, int32_t high) {
+  return x < low ? low : x > high ? high : x;
+}
+
+// An mbarrier of Control, of which `control` is the shared address: array by its offset, and number in it.
+__device__ __forceinline__ uint32_t barrier_at(uint32_t control, size_t array, int index) {
+  return control + static_cast<uint32_t>(array) + index * 8;
+}
+
+// The first key that the query at this position does not see.
+__device__ __forceinline__ int32_t visible_end(const Tile& tile, bool causal, int32_t query) {
+  return causal ? clamp(tile.diagonal + query, tile.kv_begin, tile.kv_end) : tile.kv_end;
+}
+
+}  // namespace mla::sm90_prefill

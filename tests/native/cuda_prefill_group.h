@@ -1,0 +1,170 @@
+// The driver's groups for mla_prefill, by the Hopper kernel.
+#pragma once
+
+#include "kernels/capability.h"
+#include "tests/native/cuda_prefill_case.h"
+
+namespace mla::test {
+
+// Whether this build and this device have a kernel.
+inline bool has_prefill() {
+  int32_t major = 0, minor = 0;
+  check(device_attribute(&major, cudaDevAttrComputeCapabilityMajor, device()));
+  check(device_attribute(&minor, cudaDevAttrComputeCapabilityMinor, device()));
+  const std::vector<const char*> names = variants();
+  return major == 9 && minor == 0 &&
+         std::any_of(names.begin(), names.end(), [](const char* name) { return name == std::string("sm90"); });
+}
+
+inline PrefillShapes random_prefill(Random& random, bool quick) {
+  PrefillShapes s;
+  s.seed = random();
+  s.dtype = pick(random, 0, 1) ? DType::kBF16 : DType::kF16;
+  s.causal = pick(random, 0, 2) > 0;
+  s.merge = pick(random, 0, 2) == 0;
+  s.key_mask = pick(random, 0, 2) == 0;
+  s.whole_values = pick(random, 0, 1);
+  s.bad_values = pick(random, 0, 3) == 0;
+  s.heads = pick(random, 0, 1) ? 24 : pick(random, 1, quick ? 8 : 128);
+  s.q_gap = pick(random, 0, 2) ? 0 : pick(random, 1, 200);
+  s.kv_gap = pick(random, 0, 2) ? 0 : pick(random, 1, 200);
+  if (pick(random, 0, 2) == 0) s.scale = 1.0f;
+  const bool many = pick(random, 0, 2) == 0;
+  s.q_lens.clear();
+  s.kv_lens.clear();
+  for (int32_t b = many ? pick(random, 5, quick ? 40 : 300) : pick(random, 1, 4); b > 0; --b) {
+    const int32_t edges[] = {0, 1, 64, 65, 128, 129, 256};
+    const int32_t queries = many                 ? pick(random, 0, 9)
+                            : pick(random, 0, 2) ? pick(random, 1, quick ? 300 : 1500)
+                                                 : edges[pick(random, 0, 6)];
+    const int32_t others = pick(random, 0, 1) ? pick(random, 0,
+                                                     many    ? 60
+                                                     : quick ? 400
+                                                             : 2500)
+                                              : edges[pick(random, 0, 6)];
+    s.q_lens.push_back(queries);
+    s.kv_lens.push_back(pick(random, 0, 2) ? others : queries);
+  }
+  return s;
+}
+
+inline std::string prefill_group(bool quick) {
+  if (!has_prefill()) return "no kernel for this device";
+  Random random(17);
+  const int count = quick ? 12 : 200;
+  double worst = 0;
+  for (int i = 0; i < count; ++i) {
+    PrefillCase problem(random_prefill(random, quick));
+    problem.run();
+    worst = std::max(worst, problem.verify());
+  }
+  char text[64];
+  std::snprintf(text, sizeof(text), "%d calls, worst error %.1e", count, worst);
+  return text;
+}
+
+inline std::string prefill_long_group(bool quick) {
+  if (!has_prefill()) return "no kernel for this device";
+  if (quick) return "left out";
+  double worst = 0;
+  const auto verify = [&](PrefillShapes s) {
+    PrefillCase problem(s);
+    problem.run();
+    worst = std::max(worst, problem.verify());
+  };
+  PrefillShapes s;
+  s.heads = 3;
+  s.q_lens = s.kv_lens = {8192};
+  verify(s);
+  s.q_lens = {300};
+  s.kv_lens = {40000};
+  verify(s);
+  s.causal = false;
+  verify(s);
+  s.q_lens.assign(1024, 3);
+  s.kv_lens.assign(1024, 200);
+  verify(s);
+  // Elements past 2^31: of the keys, and of the whole up-projection.
+  s = {};
+  s.heads = 128;
+  s.whole_values = true;
+  s.q_lens = {70};
+  s.kv_lens = {300};
+  s.kv_gap = 90000;
+  verify(s);
+  char text[64];
+  std::snprintf(text, sizeof(text), "worst error %.1e", worst);
+  return text;
+}
+
+inline std::string prefill_repeats_group(bool quick) {
+  if (!has_prefill()) return "no kernel for this device";
+  PrefillShapes s;
+  s.q_lens = {700, 1, 0, 130};
+  s.kv_lens = {900, 1, 50, 100};
+  for (bool merge : {false, true}) {
+    s.merge = merge;
+    PrefillCase problem(s);
+    problem.run();
+    const std::vector<uint8_t> out = problem.out();
+    const std::vector<float> lse = problem.lse();
+    for (int i = 0; i < (quick ? 2 : 20); ++i) {
+      problem.run();
+      require(problem.out() == out && same_bits(problem.lse(), lse), "mla_prefill's bits change from call to call");
+    }
+  }
+  return "the same bits";
+}
+
+// Lengths that lead nowhere: the call ends, and writes no row that is not there.
+inline std::string prefill_lengths_group(bool quick) {
+  if (!has_prefill()) return "no kernel for this device";
+  Random random(23);
+  const int count = quick ? 4 : 60;
+  for (int i = 0; i < count; ++i) {
+    PrefillShapes s = random_prefill(random, /*quick=*/true);
+    s.merge = false;
+    PrefillCase problem(s);
+    const size_t batch = s.q_lens.size();
+    std::vector<int32_t> q_lens(batch + 1), kv_lens(batch + 1);
+    for (auto* lens : {&q_lens, &kv_lens}) {
+      for (int32_t& n : *lens) {
+        n = pick(random, 0, 3) ? pick(random, -100, 2000) : pick(random, INT32_MIN, INT32_MAX);
+      }
+    }
+    const Array<int32_t> cu_q_lens(q_lens), cu_kv_lens(kv_lens);
+    problem.params().cu_q_lens = cu_q_lens.data();
+    problem.params().cu_kv_lens = cu_kv_lens.data();
+    problem.run();
+    synchronize();
+    problem.verify_guards();
+  }
+  return std::to_string(count) + " calls";
+}
+
+inline std::string prefill_refusals_group(bool) {
+  if (!has_prefill()) return "no kernel for this device";
+  PrefillCase problem(PrefillShapes{});
+  const auto refuses = [&](const char* text, PrefillParams p) {
+    const Error error = prefill(p, device());
+    require(error.find(text) != std::string::npos, std::string("no word of ") + text + " in: " + error);
+  };
+  PrefillParams p = problem.params();
+  p.scale = 0;
+  refuses("scale > 0", p);
+  p = problem.params();
+  p.variant = 1;
+  refuses("another variant", p);
+  p = problem.params();
+  p.variant = 9;
+  refuses("variant is 9", p);
+  p = problem.params();
+  p.dtype = p.out_dtype = DType::kF32;
+  refuses("float32", p);
+  p = problem.params();
+  p.out_dtype = DType::kF32;
+  refuses("writes bfloat16", p);
+  return "5 refusals";
+}
+
+}  // namespace mla::test
