@@ -2,8 +2,6 @@
 // registers.
 #pragma once
 
-#include <cuda.h>
-
 #include <cstdint>
 
 #include "kernels/cuda/wgmma.cuh"
@@ -39,15 +37,6 @@ __device__ __forceinline__ uint32_t f16_from_e4m3_high(uint32_t bytes) {
 
 // Bytes 0, 2, 1, 3: of two pairs side by side, the first and the second elements.
 __device__ __forceinline__ uint32_t unzip_bytes(uint32_t bytes) { return __byte_perm(bytes, 0, 0x3120); }
-
-__device__ __forceinline__ void copy_box(uint32_t shared, const CUtensorMap* map, uint32_t barrier, uint64_t policy,
-                                         int32_t x, int32_t y, int32_t z, int32_t u) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-      "[%0], [%1, {%4, %5, %6, %7}], [%2], %3;\n" ::"r"(shared),
-      "l"(map), "r"(barrier), "l"(policy), "r"(x), "r"(y), "r"(z), "r"(u)
-      : "memory");
-}
 
 // d = a * b + (accumulate ? d : 0): wgmma.m64nNk16 of fp16 with fp32 sums, N = 2 * kSums. Lane 4 * g + t of warp w
 // brings of A the rows 16w + g (a[0], a[2]) and 16w + g + 8 (a[1], a[3]), columns 2t, 2t + 1 (a[0], a[1]) and

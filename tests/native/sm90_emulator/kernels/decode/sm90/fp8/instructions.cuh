@@ -33,11 +33,6 @@ inline uint32_t f16_from_e4m3_high(uint32_t bytes) { return f16_from_e4m3_low(by
 
 inline uint32_t unzip_bytes(uint32_t b) { return (b & 0xFF0000FF) | (b & 0xFF00) << 8 | (b & 0xFF0000) >> 8; }
 
-inline void copy_box(uint32_t shared, const CUtensorMap* map, uint32_t barrier, uint64_t, int32_t x, int32_t y,
-                     int32_t z, int32_t u) {
-  machine.copy(shared, map, barrier, 4, {x, y, z, u, 0});
-}
-
 // The fragments are read when the product is waited for, where they lie in the threads: one that is overwritten too
 // early shows.
 template <int kSums>
