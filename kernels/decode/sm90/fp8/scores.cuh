@@ -312,9 +312,10 @@ __device__ __forceinline__ void score_tiles(const DecodeParams& p, int32_t layer
       __syncwarp();
       if (lane == 0) ptx::mbarrier_arrive(weights_full + buffer * 8);
     }
-    if (kTwoGroups && blocks > 1) {  // what the last block moved after this group's last
+    const int32_t last_block = block_count(control.tile) - 1;  // counted again, rather than kept in a register
+    if (kTwoGroups && last_block > 0) {                        // what it moved after this group's last
       ptx::barrier_sync(kScoreBarrier, Shape::kScoreThreads);
-      const int last = (blocks - 1) % 2;
+      const int last = last_block % 2;
       if (group != last && control.rescaled[last]) rescale_sums<Shape>(control.rescale[last], sum);
     }
     finish_tile<Shape>(p, group, item_parity, sum, control);
