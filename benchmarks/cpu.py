@@ -1,4 +1,4 @@
-"""Decode and prefill on the CPU: every variant that this machine runs beside XLA's jitted einsums, in one run.
+"""Decode, prefill and chunked context on the CPU: what this machine runs beside XLA's jitted einsums, in one run.
 
     python -P benchmarks/cpu.py [--op mla_prefill] [--rounds N] [--threads 2] [--isa AVX2] [--dry-run]
 
@@ -16,7 +16,7 @@ import statistics
 import sys
 import time
 
-OPERATIONS = ["mla_decode", "mla_prefill"]
+OPERATIONS = ["mla_decode", "mla_prefill", "mla_context"]
 
 
 def parse() -> argparse.Namespace:
@@ -56,6 +56,8 @@ CALLS_IN_A_ROW = 4
 DECODE_CELLS = [(4, 4096, 24, 1), (1, 32768, 24, 1), (4, 4096, 128, 1)]  # sequences, tokens, heads, query tokens
 PREFILL_CELLS = [(512, 16384, 24)]  # query tokens, tokens, heads
 PREFILL_SAMPLE = 16  # query tokens compared with float64
+CONTEXT_CELLS = [(512, 16384, 24)]  # query tokens, cached tokens, heads
+WORKSPACE = 4096
 
 
 @jax.jit
@@ -77,6 +79,15 @@ def einsum_softmax(q, k, v):
     return jnp.einsum("hts,shd->thd", jax.nn.softmax(scores, axis=-1).astype(q.dtype), v)
 
 
+@jax.jit
+def gather_up_project_einsum(q, cache, page_table, w_kv_b, kv_lens):
+    """What a user writes for new tokens of one sequence over its cached context, in bf16 and all at once."""
+    rows = cache[page_table[0]].reshape(-1, 576)
+    kv_up = jnp.einsum("nl,lhv->nhv", rows[:, :512], w_kv_b)
+    rope = jnp.broadcast_to(rows[:, None, 512:], (*kv_up.shape[:2], 64))
+    return einsum_softmax(q, jnp.concatenate([kv_up[..., :128], rope], axis=-1), kv_up[..., 128:])
+
+
 def native_decode(implementation: str):
     return jax.jit(lambda *operands: jax_mla.mla_decode(*operands, scale=SCALE, implementation=implementation)[0])
 
@@ -85,6 +96,16 @@ def native_prefill(implementation: str):
     def run(q, k, v):
         cu = (jnp.array([0, len(x)], jnp.int32) for x in (q, k))
         return jax_mla.mla_prefill(q, k, v, *cu, causal=False, scale=SCALE, implementation=implementation)[0]
+
+    return jax.jit(run)
+
+
+def native_context(implementation: str):
+    def run(q, cache, page_table, w_kv_b, kv_lens):
+        sizes = {"workspace_tokens": WORKSPACE, "page_size": PAGE}
+        plan = jax_mla.plan_context(kv_lens, **sizes, max_chunks=page_table.size * PAGE // WORKSPACE + 1)
+        options = {"cu_q_lens": jnp.array([0, len(q)], jnp.int32), "scale": SCALE, "implementation": implementation}
+        return jax_mla.mla_context(q, cache, page_table, plan, w_kv_b, **options)[0]
 
     return jax.jit(run)
 
@@ -106,6 +127,15 @@ def prefill_inputs(cell: tuple[int, ...]):
     return tuple(jnp.asarray(rng.standard_normal(shape, np.float32), jnp.bfloat16) for shape in shapes)
 
 
+def context_inputs(cell: tuple[int, ...]):
+    queries, tokens, heads = cell
+    rng = np.random.default_rng(0)
+    shapes = (queries, heads, 192), (tokens // PAGE, PAGE, 576), (512, heads, 256)
+    q, cache, w_kv_b = (jnp.asarray(rng.standard_normal(shape, np.float32), jnp.bfloat16) for shape in shapes)
+    table = jnp.asarray(rng.permutation(tokens // PAGE)[None].astype(np.int32))
+    return q, cache, table, w_kv_b * 512**-0.5, jnp.full((1,), tokens, jnp.int32)
+
+
 def decode_truth(operands) -> np.ndarray:
     with jax.enable_x64(True):
         return np.asarray(
@@ -119,6 +149,17 @@ def prefill_truth(operands) -> np.ndarray:
     scores = np.einsum("thd,shd->hts", q[:PREFILL_SAMPLE], k, optimize=True) * SCALE
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     return np.einsum("hts,shd->thd", weights / weights.sum(axis=-1, keepdims=True), v, optimize=True)
+
+
+def context_truth(operands) -> np.ndarray:
+    """Of the first queries alone, absorbed: nothing is rounded on the way."""
+    q, cache, page_table, w_kv_b, _ = (np.asarray(x).astype(np.float64) for x in operands)
+    rows, q = cache[page_table[0].astype(int)].reshape(-1, 576), q[:PREFILL_SAMPLE]
+    latent = np.einsum("thn,lhn->thl", q[..., :128], w_kv_b[..., :128], optimize=True)
+    scores = np.einsum("thd,sd->hts", np.concatenate([latent, q[..., 128:]], axis=-1), rows, optimize=True) * SCALE
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    latent = np.einsum("hts,sl->thl", weights / weights.sum(axis=-1, keepdims=True), rows[:, :512], optimize=True)
+    return np.einsum("thl,lhv->thv", latent, w_kv_b[..., 128:], optimize=True)
 
 
 def relative_error(out: jax.Array, exact: np.ndarray) -> float:
@@ -171,6 +212,17 @@ def prefill(run: record.Run) -> None:
         compare(run, "mla_prefill", cell, functions, operands, prefill_truth(operands), work)
 
 
+def context(run: record.Run) -> None:
+    for cell in CONTEXT_CELLS:
+        queries, tokens, heads = cell
+        operands = context_inputs(cell)
+        functions = {"xla einsum + softmax": gather_up_project_einsum} | {
+            name: native_context(name) for name in ("xla", "cpu")
+        }
+        work = {"TFLOPs": 2 * tokens * heads * (queries * 320 + 512 * 256) / 1e6}
+        compare(run, "mla_context", cell, functions, operands, context_truth(operands), work)
+
+
 def compare(run, operation: str, cell, functions: dict, operands, exact: np.ndarray, work: dict[str, float]) -> None:
     """Adds a row for each function; work: amounts that become rates. The first function is the baseline of ratios."""
     errors = {name: relative_error(function(*operands), exact) for name, function in functions.items()}
@@ -186,7 +238,10 @@ def main() -> None:
     run = record.Run("cpu", f"{record.cpu_name()}, {ARGUMENTS.threads} threads{limit}")
     print(run.heading["device"], file=sys.stderr)
     for operation in ARGUMENTS.op:
-        {"mla_decode": decode, "mla_prefill": prefill}[operation](run)
+        if operation == "mla_context" and ARGUMENTS.isa:
+            print("mla_context is left out: its attention takes the machine's best variant", file=sys.stderr)
+            continue
+        {"mla_decode": decode, "mla_prefill": prefill, "mla_context": context}[operation](run)
     if not ARGUMENTS.dry_run:
         run.save()
 

@@ -1,4 +1,5 @@
-"""Writes the generated tables: README.md's of what is supported where and of the CPU, docs/benchmarks.md's of decode.
+"""Writes the generated tables: README.md's of what is supported where and of the CPU, docs/benchmarks.md's of decode,
+docs/context.md's of chunked context.
 
     python docs/tables.py
 
@@ -19,6 +20,7 @@ from jax_mla.info import HEADER, Support, compact, support
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 BENCHMARKS = ROOT / "docs" / "benchmarks.md"
+CONTEXT = ROOT / "docs" / "context.md"
 CPU_RESULTS = ROOT / "benchmarks" / "results" / "cpu.jsonl"
 DECODE_RESULTS = ROOT / "benchmarks" / "results" / "decode.jsonl"
 
@@ -28,7 +30,7 @@ def refresh(readme: str) -> str:
     readme = _replace(readme, "support", lambda old: _markdown(HEADER, compact(_merge(_parse(old)))))
     if CPU_RESULTS.exists():
         readme = _replace(readme, "cpu", lambda _: _cpu_table(CPU_RESULTS.read_text()))
-        readme = _replace(readme, "cpu prefill", lambda _: _cpu_prefill_table(CPU_RESULTS.read_text()))
+        readme = _replace(readme, "cpu prefill", lambda _: _cpu_queries_table(CPU_RESULTS.read_text(), "mla_prefill"))
     return readme
 
 
@@ -37,6 +39,13 @@ def refresh_benchmarks(page: str) -> str:
     if not DECODE_RESULTS.exists():
         return page
     return _replace(page, "decode", lambda _: _decode_tables(DECODE_RESULTS.read_text()))
+
+
+def refresh_context(page: str) -> str:
+    """docs/context.md's text with its table made anew."""
+    if not CPU_RESULTS.exists():
+        return page
+    return _replace(page, "cpu context", lambda _: _cpu_queries_table(CPU_RESULTS.read_text(), "mla_context"))
 
 
 def _replace(text: str, name: str, make) -> str:
@@ -116,14 +125,14 @@ def _cpu_table(results: str) -> str:
     return "\n".join(_run_table(rows, header, line) for rows in _last_runs(results, "mla_decode"))
 
 
-def _cpu_prefill_table(results: str) -> str:
+def _cpu_queries_table(results: str, operation: str) -> str:
     header = ("queries x tokens, heads", "implementation", "ms", "GFLOP/s", "error", "times XLA")
 
     def line(row: dict) -> tuple[str, ...]:
         queries, tokens, heads = row["cell"]
         return (f"{queries} x {tokens}, {heads}", *_measured(row))
 
-    return "\n".join(_run_table(rows, header, line) for rows in _last_runs(results, "mla_prefill"))
+    return "\n".join(_run_table(rows, header, line) for rows in _last_runs(results, operation))
 
 
 def _measured(row: dict) -> tuple[str, ...]:
@@ -192,4 +201,5 @@ def _us(value: float | None) -> str:
 
 if __name__ == "__main__":
     BENCHMARKS.write_text(refresh_benchmarks(BENCHMARKS.read_text()))
+    CONTEXT.write_text(refresh_context(CONTEXT.read_text()))
     README.write_text(refresh(README.read_text()))

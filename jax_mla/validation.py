@@ -6,6 +6,7 @@ import jax
 import numpy as np
 
 from jax_mla import _checks
+from jax_mla.reference import ContextPlan
 
 
 def validate(
@@ -18,6 +19,7 @@ def validate(
     num_tokens: int | None = None,
     slot_mapping: jax.Array | None = None,
     indices: jax.Array | None = None,
+    context: ContextPlan | None = None,
     layer: int | jax.Array | None = None,
 ) -> None:
     """Raises ValueError where an array holds what the kernels would mask; each is checked if it is given.
@@ -30,9 +32,9 @@ def validate(
     length is 0 or more, fits its row of the table, and lies on pages of the cache. cu_q_lens [B + 1]: starts at 0,
     does not fall, ends within num_tokens, no more than max_q_len a sequence, and (with kv_lens) no more queries than
     cached tokens. slot_mapping [T]: -1, or a slot of the cache, none twice. indices [.., K]: -1, or a slot of the
-    cache.
+    cache. context: has room for all chunks that its contexts take.
     """
-    given = (cache, page_table, kv_lens, cu_q_lens, slot_mapping, indices, layer)
+    given = (cache, page_table, kv_lens, cu_q_lens, slot_mapping, indices, layer, getattr(context, "num_chunks", None))
     if any(isinstance(x, jax.core.Tracer) for x in given):
         raise ValueError("validate reads values; call it eagerly, outside jit")
     cache, layer = _checks.cache(cache, layer)
@@ -66,6 +68,8 @@ def validate(
     if indices is not None:
         chosen = np.asarray(_checks.array("indices", indices))
         _no("indices", chosen, (chosen < -1) | (chosen >= num_slots), f"cache has {num_slots} slots")
+    if context is not None and context.num_chunks > context.max_chunks:
+        raise ValueError(f"context has room for {context.max_chunks} chunks and takes {context.num_chunks}")
 
 
 def _check_queries(cu: np.ndarray, lens: np.ndarray | None, max_q_len: int | None, num_tokens: int | None) -> None:

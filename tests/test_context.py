@@ -11,7 +11,7 @@ import oracle
 import pytest
 from helpers import assert_same_bits, native_only, served
 
-from jax_mla import merge_states, mla_context, mla_prefill, pack_kv, plan_context, reference
+from jax_mla import merge_states, mla_context, mla_prefill, pack_kv, plan_context, reference, validate
 from jax_mla.context import gather_context
 
 OPERATION = "mla_context"
@@ -106,6 +106,10 @@ def test_context_past_the_last_chunk():
     plan = jax.jit(lambda lengths: plan_context(lengths, **sizes, max_chunks=2))(lengths)
     assert plan.max_chunks == 2 and plan.num_chunks == whole.num_chunks == 5
     np.testing.assert_array_equal(plan.cu_kv_lens, whole.cu_kv_lens[:2])
+    cache = jnp.zeros((20, 16, 576), jnp.bfloat16)
+    validate(cache, context=whole)
+    with pytest.raises(ValueError, match="context has room for 2 chunks and takes 5"):
+        validate(cache, context=plan)
 
 
 def test_workspace_holds_a_page():

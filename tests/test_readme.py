@@ -44,6 +44,8 @@ def test_tables_are_up_to_date(tables):
     page = tables.BENCHMARKS.read_text()
     assert tables.refresh(README) == README, "run: python docs/tables.py"
     assert tables.refresh_benchmarks(page) == page, "run: python docs/tables.py"
+    page = tables.CONTEXT.read_text()
+    assert tables.refresh_context(page) == page, "run: python docs/tables.py"
 
 
 def test_support_table_names_what_runs_here(tables):
@@ -91,7 +93,7 @@ def test_cpu_figures(tables):
     assert other == text + "\n" + text.replace("a CPU", "another CPU")
     assert text.startswith("a CPU, 2 threads; jax 0.10.2, jaxlib 0.10.1; 2026-01-02.\n\n| sequences x tokens, heads |")
     assert text.endswith("| 4 x 4096, 24 | cpu:avx2 | 3.25 | 5.80 | 263 | 2.1e-03 | 8.2 |\n")
-    text = tables._cpu_prefill_table("\n".join(rows))
+    text = tables._cpu_queries_table("\n".join(rows), "mla_prefill")
     assert text.endswith("| 512 x 16384, 24 | cpu:avx2 | 3.25 | 263 | 2.1e-03 | 8.2 |\n") and text.count("\n") == 5
 
 
@@ -122,7 +124,9 @@ def test_decode_figures(tables):
     assert text.count("\n") == 5
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/design.md", "docs/benchmarks.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "CONTRIBUTING.md", "docs/design.md", "docs/benchmarks.md", "docs/context.md"]
+)
 def test_links_and_paths_exist(page):
     """Links, and every path in backticks that names a folder of the repository."""
     text = (ROOT / page).read_text()
