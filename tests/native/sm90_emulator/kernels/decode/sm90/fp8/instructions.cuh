@@ -1,7 +1,6 @@
 // The emulator's side of kernels/decode/sm90/fp8/instructions.cuh.
 #pragma once
 
-#include "kernels/cuda/hopper.cuh"
 #include "kernels/cuda/wgmma.cuh"
 #include "tests/native/sm90_emulator/machine.h"
 
