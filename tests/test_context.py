@@ -304,6 +304,8 @@ def test_memory_does_not_grow_with_the_context(implementation):
 
     packed = workspace * heads * (192 + 256) * 2
     expected = workspace * 576 * 2 + packed + tokens * heads * (128 + 1) * 4
+    if jax.__version_info__ < (0, 12):  # XLA's CPU multiplied bf16 by way of a float32 copy of the weights
+        expected += 512 * heads * 256 * 4
     small, large = temporary(16 * 1024), temporary(128 * 1024)
     assert small < 1.05 * expected, f"{small} bytes, expected no more than {expected}"
     assert abs(large - small) < 0.01 * expected, f"{large} bytes of 128k tokens, {small} of 16k"
