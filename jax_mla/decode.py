@@ -65,6 +65,27 @@ def _plan(kv_lens: jax.Array, cu_q_lens: jax.Array | None, *, choice: Choice) ->
     return dispatch.run((choice,), True, lambda c, *lens: _planned(c, *lens), None, kv_lens, cu_q_lens)
 
 
+def native_choice(
+    cache: Any, q_dtype: Any, num_heads: int, max_q_len: int, batch_invariant: bool, implementation: str | None
+) -> Choice | None:
+    """What runs a call over `cache` on the platform it is for; None where that is XLA. Arguments as `plan_decode`'s."""
+    cache_dtype = _checks.cache_dtype_name(cache)
+    if q_dtype is None:
+        q_dtype = cache.dtype if cache_dtype in _checks.FLOATS else jnp.bfloat16
+    choices = dispatch.select(
+        "mla_decode",
+        implementation=implementation,
+        q_dtype=jnp.dtype(q_dtype).name,
+        cache_dtype=cache_dtype,
+        num_heads=num_heads,
+        max_q_len=max_q_len,
+        page_size=cache.shape[-2],
+        batch_invariant=batch_invariant,
+    )
+    target = dispatch.default_platform() if implementation is None else implementation.partition(":")[0]
+    return next((choice for choice in choices if choice.platform == target), None)
+
+
 def plan_decode(
     kv_lens: jax.Array,
     *,
@@ -108,25 +129,12 @@ def plan_decode(
         cu_q_lens = _checks.int32("cu_q_lens", cu_q_lens, (batch + 1,))
         max_q_len = _checks.positive("max_q_len", max_q_len)
     cache_dtype = _checks.cache_dtype_name(cache)
-    if q_dtype is None:
-        q_dtype = cache.dtype if cache_dtype in _checks.FLOATS else jnp.bfloat16
-    choices = dispatch.select(
-        "mla_decode",
-        implementation=implementation,
-        q_dtype=jnp.dtype(q_dtype).name,
-        cache_dtype=cache_dtype,
-        num_heads=num_heads,
-        max_q_len=max_q_len,
-        page_size=cache.shape[-2],
-        batch_invariant=batch_invariant,
-    )
-    target = dispatch.default_platform() if implementation is None else implementation.partition(":")[0]
-    choice = next((c for c in choices if c.platform == target), None)
+    choice = native_choice(cache, q_dtype, num_heads, max_q_len, batch_invariant, implementation)
     if choice is None or batch == 0:
         empty = (jnp.zeros((0, 8), jnp.int32), jnp.zeros((1,), jnp.int32), jnp.zeros((0, 2), jnp.int32))
         return DecodePlan(*empty, target=dispatch.XLA, heads=None, batch=batch, cache_dtype=cache_dtype)
     arrays = _plan(kv_lens, cu_q_lens, choice=choice)
-    return DecodePlan(*arrays, target=target, heads=choice.heads, batch=batch, cache_dtype=cache_dtype)
+    return DecodePlan(*arrays, target=choice.platform, heads=choice.heads, batch=batch, cache_dtype=cache_dtype)
 
 
 def _check_plan(plan: DecodePlan, choices: tuple[Choice, ...], batch: int, cache_dtype: str) -> tuple[Choice, ...]:

@@ -7,9 +7,9 @@ import math
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
-from jax_mla import _checks, _ffi, dispatch
+from jax_mla import _checks, _ffi
+from jax_mla.decode import native_choice
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,21 +58,8 @@ def decode_scratch(
     if not hasattr(cache, "shape") or not hasattr(cache, "dtype"):
         raise ValueError(f"cache is a {type(cache).__name__}; expected an array or a jax.ShapeDtypeStruct")
     _checks.cache_layout("cache", cache)
-    cache_dtype = _checks.cache_dtype_name(cache)
-    if q_dtype is None:
-        q_dtype = cache.dtype if cache_dtype in _checks.FLOATS else jnp.bfloat16
-    choices = dispatch.select(
-        "mla_decode",
-        implementation=implementation,
-        q_dtype=jnp.dtype(q_dtype).name,
-        cache_dtype=cache_dtype,
-        num_heads=num_heads,
-        max_q_len=q_len,
-        page_size=cache.shape[-2],
-        batch_invariant=_checks.flag("batch_invariant", batch_invariant),
-    )
-    target = dispatch.default_platform() if implementation is None else implementation.partition(":")[0]
-    choice = next((c for c in choices if c.platform == target), None)
+    batch_invariant = _checks.flag("batch_invariant", batch_invariant)
+    choice = native_choice(cache, q_dtype, num_heads, q_len, batch_invariant, implementation)
     if choice is None:
         raise NotImplementedError(
             "decode_scratch is of native kernels, and XLA would serve this call: its memory is what "

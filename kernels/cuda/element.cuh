@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 namespace mla {
 
@@ -14,6 +15,15 @@ namespace mla {
 struct E4M3FN {
   uint8_t bits;
 };
+
+// Two elements; those that are infinite or NaN become 0.
+template <class Element>
+__device__ __forceinline__ uint32_t finite(uint32_t pair) {
+  constexpr uint32_t kExponent = std::is_same_v<Element, __half> ? 0x7C00 : 0x7F80;
+  if ((pair & kExponent) == kExponent) pair &= 0xFFFF0000;
+  if ((pair & kExponent << 16) == kExponent << 16) pair &= 0xFFFF;
+  return pair;
+}
 
 // OCP e4m3 by round to nearest even, as XLA's astype: past the largest finite value NaN, or that value if `saturate`.
 __host__ __device__ __forceinline__ uint8_t e4m3fn_bits(float x, bool saturate) {

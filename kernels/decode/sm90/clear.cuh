@@ -1,21 +1,11 @@
 // Values of tokens that some row must not see: what a weight of 0 does not silence is overwritten in shared memory.
 #pragma once
 
-#include <type_traits>
-
+#include "kernels/cuda/element.cuh"
 #include "kernels/cuda/hopper.cuh"
 #include "kernels/decode/sm90/shape.h"
 
 namespace mla::sm90 {
-
-// Two elements; those that are infinite or NaN become 0.
-template <class Element>
-__device__ __forceinline__ uint32_t finite(uint32_t pair) {
-  constexpr uint32_t kExponent = std::is_same_v<Element, __half> ? 0x7C00 : 0x7F80;
-  if ((pair & kExponent) == kExponent) pair &= 0xFFFF0000;
-  if ((pair & kExponent << 16) == kExponent << 16) pair &= 0xFFFF;
-  return pair;
-}
 
 // Values that a weight of 0 would not silence. Tokens from `unused` on may be NaN: zeros. Those from `hidden` on are
 // not seen by all rows: zeros for what is not finite. (A row that sees such a token has a NaN among its scores, and so

@@ -9,6 +9,7 @@
 #include "kernels/cuda/hopper.cuh"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/wgmma.cuh"
+#include "kernels/decode/sm90/rescale.cuh"
 #include "kernels/decode/sm90/shape.h"
 
 namespace mla::sm90 {
@@ -17,22 +18,6 @@ constexpr int kGroupChunks = kLatentChunks / kOutputGroups;
 
 template <class Shape>
 using Output = float[kGroupChunks][Shape::kRows / 2];
-
-template <class Shape>
-__device__ __forceinline__ void rescale_output(const float* rescale, Output<Shape>& out) {
-  const int t = threadIdx.x % 4;
-#pragma unroll
-  for (int j = 0; j < Shape::kRowGroups; ++j) {
-    const float2 factor = *reinterpret_cast<const float2*>(rescale + j * 8 + 2 * t);
-#pragma unroll
-    for (int i = 0; i < kGroupChunks; ++i) {
-      out[i][4 * j] *= factor.x;
-      out[i][4 * j + 1] *= factor.y;
-      out[i][4 * j + 2] *= factor.x;
-      out[i][4 * j + 3] *= factor.y;
-    }
-  }
-}
 
 // The block's part of the output. Its slots are given back one by one, as soon as this group has read its chunks.
 template <class Element, class Shape>
@@ -105,7 +90,7 @@ __device__ __forceinline__ void accumulate_tiles(const DecodeParams& p, uint32_t
     ptx::mbarrier_wait(weights_full + buffer * 8, parity);
     const uint32_t message = control.messages[buffer];
     if (message & kStop) break;
-    if (message & kRescale) rescale_output<Shape>(control.rescale[buffer], out);
+    if (message & kRescale) rescale_output(control.rescale[buffer], out);
     accumulate_block<Element>(ring, empty, position, group, out);
     position.skip(1);
     parity ^= buffer;  // a new round after the second buffer

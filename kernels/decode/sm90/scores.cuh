@@ -10,6 +10,7 @@
 
 #include "kernels/cuda/element.cuh"
 #include "kernels/cuda/hopper.cuh"
+#include "kernels/cuda/lanes.cuh"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/wgmma.cuh"
 #include "kernels/decode/sm90/clear.cuh"
@@ -22,16 +23,6 @@ namespace mla::sm90 {
 // Sums of weights, over this lane's tokens alone.
 template <class Shape>
 using Sums = float[Shape::kRows / 4];
-
-// Combines values of lanes that differ in g.
-template <class Combine>
-__device__ __forceinline__ float over_tokens(float value, Combine combine) {
-#pragma unroll
-  for (int distance = 4; distance < 32; distance *= 2) {
-    value = combine(value, __shfl_xor_sync(0xFFFFFFFF, value, distance));
-  }
-  return value;
-}
 
 // What this lane's two rows of group j have in an array with an element a row.
 template <class T>
@@ -88,8 +79,8 @@ __device__ __forceinline__ uint32_t move_references(bool fresh, int32_t rows, in
 #pragma unroll
   for (int j = 0; j < Shape::kRowGroups; ++j) {
     float2 highest;
-    highest.x = over_tokens(fmaxf(score[4 * j], score[4 * j + 2]), fmaxf);
-    highest.y = over_tokens(fmaxf(score[4 * j + 1], score[4 * j + 3]), fmaxf);
+    highest.x = combine_over_g(fmaxf(score[4 * j], score[4 * j + 2]), fmaxf);
+    highest.y = combine_over_g(fmaxf(score[4 * j + 1], score[4 * j + 3]), fmaxf);
     if (g == 0) *reinterpret_cast<float2*>(&control.highest[warp][j * 8 + 2 * t]) = highest;
   }
   ptx::barrier_sync(kGroupBarrier + group, kGroupThreads);
@@ -162,8 +153,8 @@ __device__ __forceinline__ void finish_tile(const DecodeParams& p, const Tile& t
 #pragma unroll
   for (int j = 0; j < Shape::kRowGroups; ++j) {
     float2 sum;
-    sum.x = over_tokens(sums[2 * j], [](float a, float b) { return a + b; });
-    sum.y = over_tokens(sums[2 * j + 1], [](float a, float b) { return a + b; });
+    sum.x = combine_over_g(sums[2 * j], [](float a, float b) { return a + b; });
+    sum.y = combine_over_g(sums[2 * j + 1], [](float a, float b) { return a + b; });
     if (g == 0) *reinterpret_cast<float2*>(&control.sums[warp][j * 8 + 2 * t]) = sum;
   }
   // Read before the other group may go on to the next item.

@@ -9,6 +9,7 @@
 
 #include "kernels/cuda/element.cuh"
 #include "kernels/cuda/hopper.cuh"
+#include "kernels/cuda/lanes.cuh"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/wgmma_wide.cuh"
 #include "kernels/decode/sm90/clear.cuh"
@@ -27,12 +28,6 @@ struct WideRows {
   float reference[2] = {-INFINITY, -INFINITY};  // of the exponents, in base 2; the same in both groups
   float sum[2] = {0, 0};                        // of the weights, over this lane's tokens alone
 };
-
-template <class Combine>
-__device__ __forceinline__ float over_row(float value, Combine combine) {
-  value = combine(value, __shfl_xor_sync(0xFFFFFFFF, value, 1));
-  return combine(value, __shfl_xor_sync(0xFFFFFFFF, value, 2));
-}
 
 // -inf where a row does not see a token. `visible`: how many of the block's tokens each row sees. `pages`: a bit for
 // each page of the block; a page is 8 << page_shift tokens.
@@ -76,7 +71,7 @@ __device__ __forceinline__ void move_references(bool has_block, int group, int r
   }
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
-    highest[e] = over_row(highest[e], fmaxf);
+    highest[e] = combine_over_t(highest[e], fmaxf);
     if (threadIdx.x % 4 == 0) control.highest[group][row + 8 * e] = highest[e];
   }
   ptx::barrier_sync(kItemBarrier, kWideThreads);
@@ -143,7 +138,7 @@ __device__ __forceinline__ void finish_wide(const DecodeParams& p, const Tile& t
   const int t = threadIdx.x % 4;
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
-    const float sum = over_row(rows.sum[e], [](float a, float b) { return a + b; });
+    const float sum = combine_over_t(rows.sum[e], [](float a, float b) { return a + b; });
     if (t == 0) control.sums[group][row + 8 * e] = sum;
   }
   ptx::barrier_sync(kItemBarrier, kWideThreads);

@@ -8,6 +8,7 @@
 
 #include "kernels/cuda/element.cuh"
 #include "kernels/cuda/hopper.cuh"
+#include "kernels/cuda/lanes.cuh"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/wgmma_registers.cuh"
 #include "kernels/cuda/wgmma_wide.cuh"
@@ -88,7 +89,7 @@ __device__ __forceinline__ void weigh_scores(float scale, Scores& score, Rows& r
   float references[2];
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
-    const float block = over_row(fmaxf(highest[2 * e], highest[2 * e + 1]), fmaxf) * scale;
+    const float block = combine_over_t(fmaxf(highest[2 * e], highest[2 * e + 1]), fmaxf) * scale;
     references[e] = fmaxf(rows.reference[e], block);
     factor[e] = ptx::exp2_approximate(rows.reference[e] - references[e]);
     rows.reference[e] = references[e];

@@ -18,15 +18,6 @@ __device__ __forceinline__ bool has_nonfinite(uint32_t pair) {
   return (pair & kExponent) == kExponent || (pair & kExponent << 16) == kExponent << 16;
 }
 
-// Two elements; those that are infinite or NaN become 0.
-template <class Element>
-__device__ __forceinline__ uint32_t finite(uint32_t pair) {
-  constexpr uint32_t kExponent = std::is_same_v<Element, __half> ? 0x7C00 : 0x7F80;
-  if ((pair & kExponent) == kExponent) pair &= 0xFFFF0000;
-  if ((pair & kExponent << 16) == kExponent << 16) pair &= 0xFFFF;
-  return pair;
-}
-
 // Keys of a block: from `hidden` on some query does not see them, from `unused` on nobody does, nor those whose bit in
 // `words` (null: all set) is clear. The latter become zeros; of the others what is not finite. Returns the first key of
 // which a value was not finite, or kNever: who sees that one is NaN.

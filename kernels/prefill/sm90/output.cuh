@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/cuda/element.cuh"
+#include "kernels/cuda/lanes.cuh"
 #include "kernels/decode/softmax.h"
 #include "kernels/prefill/sm90/shape.h"
 
@@ -14,12 +15,6 @@ struct Rows {
   float reference[2] = {-3.4028235e38f, -3.4028235e38f};  // of the exponents, in base 2; the lowest finite: no key yet
   float sum[2] = {0, 0};                                  // of the weights, over this lane's keys alone
 };
-
-template <class Combine>
-__device__ __forceinline__ float over_row(float value, Combine combine) {
-  value = combine(value, __shfl_xor_sync(0xFFFFFFFF, value, 1));
-  return combine(value, __shfl_xor_sync(0xFFFFFFFF, value, 2));
-}
 
 // Among the four lanes of a row: lane t's words[j] becomes lane j's words[t].
 __device__ __forceinline__ void transpose_words(uint32_t (&words)[4]) {
@@ -93,7 +88,7 @@ __device__ __forceinline__ void finish_tile(const PrefillParams& p, const Tile& 
     const bool exists = tile_row < tile.rows;
     const int32_t query = tile.first_query + tile_row;
     const int64_t index = int64_t{query} * p.heads + tile.head;
-    const float sum = over_row(rows.sum[e], [](float a, float b) { return a + b; });
+    const float sum = combine_over_t(rows.sum[e], [](float a, float b) { return a + b; });
     const bool empty = sum == 0;  // no key was visible: what has the maximum weighs 1
     float factor = empty ? 0 : 1 / sum;
     if (!empty && visible_end(tile, p.causal, query) > unusable) factor = NAN;

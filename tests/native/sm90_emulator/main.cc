@@ -6,6 +6,7 @@
 #include "kernels/decode/cpu/reduce.h"
 #include "kernels/decode/sm90/limits.h"
 #include "tests/native/decode_case.h"
+#include "tests/native/sm90_emulator/decode_cases.h"
 #include "tests/native/sm90_emulator/describe.h"
 
 namespace mla::sm90 {
@@ -76,37 +77,8 @@ DecodeShape random_case(Random& random) {
   s.tile_rows = ceil_div(ceil_div(s.heads * s.max_q_len, tiles), 8) * 8;
   if (s.tile_rows == 56) s.tile_rows = 64;
   s.page_size = choose(random, {16, 32, 64, 64, 128, 192});
-  s.parts = pick(random, 1, 6);
-  s.causal = pick(random, 0, 3) > 0;
-  s.pair = pick(random, 0, 1) == 1;
-  s.batch_invariant = pick(random, 0, 3) == 0;
-  s.layers = choose(random, {1, 1, 3});
-  s.layer = pick(random, 0, 9) == 0 ? choose(random, {-1, s.layers}) : pick(random, 0, s.layers - 1);
-  s.ragged = pick(random, 0, 1) == 1;
-  const bool short_ones = pick(random, 0, 3) == 0;  // one block each: the roles are items apart
-  for (int b = short_ones ? 12 : pick(random, 1, 5); b > 0; --b) {
-    const int longer = choose(random, {-1, 0, 65, pick(random, 1, 200), pick(random, 60, 700)});
-    s.kv_lens.push_back(short_ones ? pick(random, 1, 64) : choose(random, {longer, longer, 1, 63, 64}));
-    s.q_lens.push_back(s.ragged ? pick(random, 0, s.max_q_len) : s.max_q_len);
-  }
-  s.extra_tokens = s.ragged ? pick(random, 1, 2) : 0;
+  draw_batch(s, random);
   return s;
-}
-
-void lead_astray(DecodeCase& problem, Random& random) {
-  for (int32_t& page : problem.page_table) {
-    if (pick(random, 0, 3) == 0) page = choose(random, {-1, problem.pages, INT32_MAX, INT32_MIN});
-  }
-}
-
-// Whatever a plan holds, accesses stay in the arrays. (A run ends, and AddressSanitizer would see an access outside.)
-void spoil(DecodeCase& problem, Random& random) {
-  const bool wide = pick(random, 0, 1) == 1;
-  const auto wild = [&] { return wide ? pick(random, INT32_MIN, INT32_MAX) : pick(random, -2, 6); };
-  for (WorkItem& item : problem.items) {
-    item = {wild(), wild(), choose(random, {64 * pick(random, -1, 4), wild()}), pick(random, -100, 300), wild(), {}};
-  }
-  for (int32_t& offset : problem.part_offsets) offset = wild();
 }
 
 int run_all(int cases, uint32_t seed) {

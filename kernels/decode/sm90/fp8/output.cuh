@@ -13,6 +13,7 @@
 #include "kernels/cuda/wgmma.cuh"
 #include "kernels/decode/sm90/fp8/instructions.cuh"
 #include "kernels/decode/sm90/fp8/shape.h"
+#include "kernels/decode/sm90/rescale.cuh"
 
 namespace mla::sm90::fp8 {
 
@@ -85,22 +86,6 @@ __device__ __forceinline__ void clear_values(uint32_t slot, const BlockInfo& inf
 __device__ __forceinline__ BlockInfo uniform(const BlockInfo& info) {
   return {__shfl_sync(0xFFFFFFFF, info.tokens, 0), __shfl_sync(0xFFFFFFFF, info.visible, 0),
           __shfl_sync(0xFFFFFFFF, info.flags, 0)};
-}
-
-template <class Shape>
-__device__ __forceinline__ void rescale_output(const float* rescale, Output<Shape>& out) {
-  const int t = threadIdx.x % 4;
-#pragma unroll
-  for (int j = 0; j < Shape::kRowGroups; ++j) {
-    const float2 factor = *reinterpret_cast<const float2*>(rescale + j * 8 + 2 * t);
-#pragma unroll
-    for (int i = 0; i < kGroupChunks; ++i) {
-      out[i][4 * j] *= factor.x;
-      out[i][4 * j + 1] *= factor.y;
-      out[i][4 * j + 2] *= factor.x;
-      out[i][4 * j + 3] *= factor.y;
-    }
-  }
 }
 
 // Two neighbouring columns at once.
@@ -189,7 +174,7 @@ __device__ __forceinline__ void accumulate_tiles(const DecodeParams& p, uint32_t
     expand_values(bytes, fragments[0]);
     ptx::mbarrier_wait(weights_full + buffer * 8, weights_parity >> buffer & 1);
     weights_parity ^= 1u << buffer;
-    if (control.rescaled[buffer]) rescale_output<Shape>(control.rescale[buffer], out);
+    if (control.rescaled[buffer]) rescale_output(control.rescale[buffer], out);
     const uint32_t weights = all_weights + buffer * Shape::kWeightBytes / 16;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {

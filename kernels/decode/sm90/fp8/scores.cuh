@@ -10,6 +10,7 @@
 
 #include "kernels/cuda/element.cuh"
 #include "kernels/cuda/hopper.cuh"
+#include "kernels/cuda/lanes.cuh"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/wgmma.cuh"
 #include "kernels/decode/sm90/fp8/instructions.cuh"
@@ -28,16 +29,6 @@ using PerRow = float[Shape::kRows / 4];
 // Weights are scaled by it, so that fp16 holds them down to 2^-31 of the largest; with the softmax's slack they stay
 // below 2^15.
 constexpr float kWeightExponent = 7;
-
-// Combines values of lanes that differ in g.
-template <class Combine>
-__device__ __forceinline__ float over_tokens(float value, Combine combine) {
-#pragma unroll
-  for (int distance = 4; distance < 32; distance *= 2) {
-    value = combine(value, __shfl_xor_sync(0xFFFFFFFF, value, distance));
-  }
-  return value;
-}
 
 // Where this lane's rows of the left operand lie in a slot: lanes 0-15 address the warp's tokens at 16 columns, lanes
 // 16-31 at the next 16. 32 columns on is bit 5 flipped, four times in a line.
@@ -171,8 +162,8 @@ __device__ __forceinline__ void move_references(const Scores<Shape>& score, int 
 #pragma unroll
   for (int j = 0; j < Shape::kRowGroups; ++j) {
     float2 highest;
-    highest.x = over_tokens(fmaxf(score[4 * j], score[4 * j + 2]), fmaxf);
-    highest.y = over_tokens(fmaxf(score[4 * j + 1], score[4 * j + 3]), fmaxf);
+    highest.x = combine_over_g(fmaxf(score[4 * j], score[4 * j + 2]), fmaxf);
+    highest.y = combine_over_g(fmaxf(score[4 * j + 1], score[4 * j + 3]), fmaxf);
     if (g == 0) *reinterpret_cast<float2*>(&by_warp[row / 32][j * 8 + 2 * t]) = highest;
   }
   ptx::barrier_sync(kGroupBarrier + group, kGroupThreads);
@@ -221,8 +212,8 @@ __device__ __forceinline__ void finish_tile(const DecodeParams& p, int group, ui
 #pragma unroll
   for (int j = 0; j < Shape::kRowGroups; ++j) {
     float2 total;
-    total.x = over_tokens(sum[2 * j], [](float a, float b) { return a + b; });
-    total.y = over_tokens(sum[2 * j + 1], [](float a, float b) { return a + b; });
+    total.x = combine_over_g(sum[2 * j], [](float a, float b) { return a + b; });
+    total.y = combine_over_g(sum[2 * j + 1], [](float a, float b) { return a + b; });
     if (g == 0) {
       *reinterpret_cast<float2*>(&control.by_warp[group][row % kGroupThreads / 32][j * 8 + 2 * t]) = total;
     }
