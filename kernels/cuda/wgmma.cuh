@@ -26,10 +26,11 @@ __device__ __forceinline__ uint32_t matrix_operand(uint32_t shared) {
   return __shfl_sync(0xFFFFFFFF, kAtom << 16 | (shared & 0x3FFFF) >> 4, 0);
 }
 
+// kStride: from one group of eight lines to the next along the lines' number, where atoms do not follow one another.
+template <int kStride = 1024>
 __device__ __forceinline__ uint64_t matrix_descriptor(uint32_t operand) {
-  constexpr uint64_t kAtom = 1024 >> 4;
   constexpr uint64_t kSwizzle128 = uint64_t{1} << 62;
-  return kSwizzle128 | kAtom << 32 | operand;
+  return kSwizzle128 | uint64_t{kStride >> 4} << 32 | operand;
 }
 
 // Before the first wgmma, and before one that follows ordinary accesses to its registers.
@@ -122,9 +123,10 @@ MLA_WGMMA(64, "%32", "%33", "%34", "%35")
 #undef MLA_SUMS_16
 #undef MLA_SUMS_8
 
-template <class Element, bool kTransposed, int kSums>
+// kStride: matrix_descriptor's, of B.
+template <class Element, bool kTransposed, int kStride = 1024, int kSums>
 __device__ __forceinline__ void wgmma(float (&d)[kSums], uint32_t a, uint32_t b, bool accumulate) {
-  Wgmma<Element, kTransposed, kSums>::run(d, matrix_descriptor(a), matrix_descriptor(b), accumulate);
+  Wgmma<Element, kTransposed, kSums>::run(d, matrix_descriptor(a), matrix_descriptor<kStride>(b), accumulate);
 }
 
 }  // namespace mla::ptx

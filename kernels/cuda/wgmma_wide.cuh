@@ -1,8 +1,8 @@
-// wgmma (sm_90a) with 256 columns: D[64 x 256] += A[64 x 16] B[16 x 256], A and B in shared memory, fp32 sums. See
-// wgmma.cuh for D and for the layout of lines and atoms.
+// wgmma (sm_90a) with 256 columns: D[64 x 256] += A[64 x 16] B[16 x 256], A in registers, B in shared memory, fp32
+// sums. See wgmma.cuh for D and for the layout of lines and atoms, wgmma_registers.cuh for A.
 //
-// A is K-major; 16 columns on: + 32 bytes. B is MN-major: its lines, one for each of the 16, run along its columns, 64
-// in a line; four such pieces lie `stride` bytes apart. 16 lines on: + 2048 bytes.
+// B is MN-major: its lines, one for each of the 16, run along its columns, 64 in a line; the four pieces of a line lie
+// kPieces bytes apart, its groups of eight lines kLines.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -16,9 +16,9 @@
 namespace mla::ptx {
 
 // The low word of B's descriptor; the high word is that of matrix_descriptor.
-template <int kStride>
+template <int kPieces>
 __device__ __forceinline__ uint32_t wide_operand(uint32_t shared) {
-  return __shfl_sync(0xFFFFFFFF, uint32_t{kStride >> 4} << 16 | (shared & 0x3FFFF) >> 4, 0);
+  return __shfl_sync(0xFFFFFFFF, uint32_t{kPieces >> 4} << 16 | (shared & 0x3FFFF) >> 4, 0);
 }
 
 #define MLA_WIDE_SUMS                                                                            \
@@ -36,13 +36,14 @@ __device__ __forceinline__ uint32_t wide_operand(uint32_t shared) {
       "+f"(d[i + 13]), "+f"(d[i + 14]), "+f"(d[i + 15])
 #define MLA_WIDE_WGMMA(TYPES)                                                                                         \
   asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32." TYPES " {" MLA_WIDE_SUMS                                \
-               "}, %128, %129, 1, 1, 1, 0, 1;\n"                                                                      \
+               "}, {%128, %129, %130, %131}, %132, 1, 1, 1, 1;\n"                                                     \
                : MLA_SIXTEEN(0), MLA_SIXTEEN(16), MLA_SIXTEEN(32), MLA_SIXTEEN(48), MLA_SIXTEEN(64), MLA_SIXTEEN(80), \
                  MLA_SIXTEEN(96), MLA_SIXTEEN(112)                                                                    \
-               : "l"(matrix_descriptor(a)), "l"(matrix_descriptor(b)))
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(matrix_descriptor<kLines>(b)))
 
-template <class Element>
-__device__ __forceinline__ void wgmma_wide(float (&d)[128], uint32_t a, uint32_t b) {
+// `a` must stay as it is until the product has been waited for.
+template <class Element, int kLines>
+__device__ __forceinline__ void wgmma_wide(float (&d)[128], const uint32_t (&a)[4], uint32_t b) {
   if constexpr (std::is_same_v<Element, __half>) {
     MLA_WIDE_WGMMA("f16.f16");
   } else {

@@ -131,7 +131,7 @@ inline void time_cell(int number, const std::vector<const Variant*>& selection, 
   constexpr const char* kLengths[] = {"", " normal", " longest"};
   for (const Variant* variant : selection) {
     for (DecodeCase& each : cases) {
-      each.use(*variant);
+      each.use(*variant, forced.tile_rows);
       each.run();
     }
     const Errors errors = cases[0].verify();

@@ -5,7 +5,7 @@
 // A CTA runs one part of the plan. Its warps have roles and meet at mbarriers:
 //   keys (one warp) -> full -> scores (two warpgroups, in turn) -> weights_full -> output (two) -> empty -> keys
 //   queries (one warp) -> query_full -> scores -> query_empty; scores -> sums_full -> output -> sums_empty
-// Wide tiles, of 64 rows, have two warpgroups that do both (wide.cuh).
+// Wide tiles, of 64 rows, have another kernel (wide/kernel.cuh).
 // The online softmax is FlashAttention-2's (arXiv 2307.08691), the absorbed form DeepSeek-V2's (arXiv 2405.04434).
 #pragma once
 
@@ -14,7 +14,6 @@
 #include "kernels/decode/sm90/loads.cuh"
 #include "kernels/decode/sm90/output.cuh"
 #include "kernels/decode/sm90/scores.cuh"
-#include "kernels/decode/sm90/wide.cuh"
 
 namespace mla::sm90 {
 
@@ -61,17 +60,13 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       load_keys(p, &maps.keys, items, layer, ring, control);
     } else {
       ptx::barrier_sync(kStartBarrier, Shape::kThreads);
-      if (warp == Shape::kQueryWarp) load_queries(p, maps, queries, control);
+      if (warp == Shape::kQueryWarp) load_queries<Shape>(p, maps, queries, control);
     }
   } else if (warp < Shape::kScoreWarps) {
     ptx::change_registers<Shape::kLaunchRegisters, Shape::kScoreRegisters>();
     ptx::barrier_sync(kStartBarrier, Shape::kThreads);
-    if constexpr (Shape::kWide) {
-      attend_tiles<Element>(p, ring, queries, control);
-    } else {
-      score_tiles<Element>(p, ring, queries, control);
-    }
-  } else if constexpr (!Shape::kWide) {
+    score_tiles<Element>(p, ring, queries, control);
+  } else {
     ptx::change_registers<Shape::kLaunchRegisters, Shape::kOutputRegisters>();
     ptx::barrier_sync(kStartBarrier, Shape::kThreads);
     accumulate_tiles<Element>(p, ring, control);

@@ -78,9 +78,9 @@ __device__ __forceinline__ void load_keys(const DecodeParams& p, const CUtensorM
 // Brings each item's queries as soon as the scores of the one before are done with theirs, and what the score warps
 // have to know of the item. Rows behind the tile's are queries of others, or zeros behind the last; what they give is
 // never stored.
-template <class Shape>
+template <class Shape, class Control>
 __device__ __forceinline__ void load_queries(const DecodeParams& p, const TensorMaps& maps, uint32_t queries,
-                                             Control<Shape>& control) {
+                                             Control& control) {
   const int lane = threadIdx.x % 32;
   const uint32_t full = ptx::shared_address(&control.query_full), empty = ptx::shared_address(&control.query_empty);
   const uint64_t policy = ptx::evict_normal_policy();

@@ -1,4 +1,4 @@
-// The scores of a block: S^T = K Q^T, or S = Q K^T for wide tiles, by one warpgroup.
+// The scores of a block of narrow tiles: S^T = K Q^T, by one warpgroup.
 #pragma once
 
 #include "kernels/cuda/hopper.cuh"
@@ -29,8 +29,7 @@ __device__ __forceinline__ uint32_t score_block(uint32_t ring, uint32_t queries,
       for (int k = 0; k < kChunkColumns / 16; ++k) {
         const uint32_t key = keys + (c * kChunkBytes + k * 32) / 16;
         const uint32_t query = queries + ((i * kSlotChunks + c) * Shape::kQueryChunkBytes + k * 32) / 16;
-        ptx::wgmma<Element, /*kTransposed=*/false>(score, Shape::kWide ? query : key, Shape::kWide ? key : query,
-                                                   (i | c | k) != 0);
+        ptx::wgmma<Element, /*kTransposed=*/false>(score, key, query, (i | c | k) != 0);
       }
     }
     rope = slot + (kSlotChunks - 1) * kChunkBytes;

@@ -50,27 +50,25 @@ struct Shape {
   static constexpr int kRowGroups = kRows / 8;
   static constexpr int kQueryChunkBytes = kRows * kLineBytes;
   static constexpr int kQueryBytes = kChunks * kQueryChunkBytes;
-  static constexpr int kSlots = kRows <= 24 ? 8 : kRows <= 48 ? 7 : 6;  // what shared memory holds
+  static constexpr int kSlots = kRows <= 24 ? 8 : 7;  // what shared memory holds
 
-  // Narrow tiles have score groups, which take the blocks in turn, so that one multiplies while the other weighs, and
-  // output groups. In wide ones two groups do both.
-  static constexpr bool kWide = kRows > 48;
+  // The score groups take the blocks in turn, so that one multiplies while the other weighs.
   static constexpr int kScoreGroups = 2;
   static constexpr int kScoreWarps = kScoreGroups * kGroupWarps;
-  static constexpr int kKeyWarp = kScoreWarps + (kWide ? 0 : kOutputWarps);
+  static constexpr int kKeyWarp = kScoreWarps + kOutputWarps;
   static constexpr int kQueryWarp = kKeyWarp + 1;
   static constexpr int kThreads = 32 * (kKeyWarp + kGroupWarps);
 
-  // Registers a thread by role. A thread of narrow tiles' output warps holds 2 * kRows sums, one of wide tiles 128.
-  static constexpr int kLaunchRegisters = kWide ? 168 : 96;  // of all threads, at the start
-  static constexpr int kScoreRegisters = kWide ? 232 : 88;
-  static constexpr int kOutputRegisters = kWide ? 0 : 128;
+  // Registers a thread by role. A thread of the output warps holds 2 * kRows sums.
+  static constexpr int kLaunchRegisters = 96;  // of all threads, at the start
+  static constexpr int kScoreRegisters = 88;
+  static constexpr int kOutputRegisters = 128;
   static constexpr int kLoadRegisters = 40;
 
   static_assert(kScoreGroups * kScoreRegisters + kOutputGroups * kOutputRegisters + kLoadRegisters <=
                     kThreads / kGroupThreads * kLaunchRegisters,
                 "a CTA cannot have more than it was launched with");
-  static_assert(kRows % 8 == 0 && kRows <= kBlockTokens, "the weights of a block take the place of its rope keys");
+  static_assert(kRows % 8 == 0 && kRows <= 48);
   // A block's last slot is then one that the output warps gave back after they had read what concerned the block two
   // before: so two buffers of `rescale` and `message` need no barrier of their own.
   static_assert(kSlots < 3 * kBlockSlots, "the ring holds less than three blocks");

@@ -2,6 +2,7 @@
 // (machine.h), against float64. What this cannot show: the meaning of the real instructions, time, and registers.
 //   mla_sm90_emulator [cases] [seed]
 #include "kernels/decode/sm90/kernel.cuh"
+#include "kernels/decode/sm90/wide/kernel.cuh"
 // The kernel's headers come first, so that they find the emulator's vocabulary.
 #include "kernels/decode/cpu/reduce.h"
 #include "kernels/decode/sm90/limits.h"
@@ -22,12 +23,18 @@ using emulator::machine;
 // As kernels/decode/sm90/decode.cu does.
 sm90::TensorMaps describe(const DecodeParams& p) {
   sm90::TensorMaps maps{};
-  const bool whole = p.page_size >= kBlockTokens;
+  const bool whole = p.page_size >= kBlockTokens, wide = p.plan.tile_rows == sm90::wide::kRows;
   const int64_t token = kWidth * 2, page = p.page_size * token, rows = int64_t{p.tokens} * p.heads;
   describe(&maps.keys, p.cache,
            {{64, 0, 64},
-            {p.page_size, token, whole ? kBlockTokens : p.page_size},
-            {9, 128, whole ? sm90::kSlotChunks : 1},
+            {p.page_size, token,
+             wide    ? sm90::wide::kSliceTokens
+             : whole ? kBlockTokens
+                     : p.page_size},
+            {9, 128,
+             wide    ? 9
+             : whole ? sm90::kSlotChunks
+                     : 1},
             {p.pages, page, 1},
             {p.layers, p.pages * page, 1}});
   describe(&maps.q_latent, p.q_latent, {{64, 0, 64}, {rows, p.q_latent_stride * 2, p.plan.tile_rows}, {8, 128, 8}});
@@ -40,8 +47,14 @@ bool run_tiles(const DecodeParams& p) {
   if (p.plan.tile_rows != kTileRows) return false;
   const sm90::TensorMaps maps = describe(p);
   for (int32_t part = 0; part < p.plan.parts; ++part) {
-    const bool ended = machine.run(static_cast<uint32_t>(part), sm90::Shape<kTileRows>::kThreads,
-                                   [&] { sm90::decode_kernel<Element, sm90::Shape<kTileRows>>(p, maps); });
+    bool ended = false;
+    if constexpr (kTileRows == sm90::wide::kRows) {
+      ended = machine.run(static_cast<uint32_t>(part), sm90::wide::kThreads,
+                          [&] { sm90::wide_decode_kernel<Element>(p, maps); });
+    } else {
+      ended = machine.run(static_cast<uint32_t>(part), sm90::Shape<kTileRows>::kThreads,
+                          [&] { sm90::decode_kernel<Element, sm90::Shape<kTileRows>>(p, maps); });
+    }
     if (!ended) {
       std::fprintf(stderr, "the emulated kernel hangs in part %d\n", part);
       std::abort();

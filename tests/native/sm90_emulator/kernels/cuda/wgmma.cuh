@@ -13,7 +13,10 @@ constexpr uint64_t kSwizzle128 = uint64_t{1} << 62;
 
 inline uint32_t matrix_operand(uint32_t shared) { return uint32_t{1024 >> 4} << 16 | (shared & 0x3FFFF) >> 4; }
 
-inline uint64_t matrix_descriptor(uint32_t operand) { return kSwizzle128 | uint64_t{1024 >> 4} << 32 | operand; }
+template <int kStride = 1024>
+uint64_t matrix_descriptor(uint32_t operand) {
+  return kSwizzle128 | uint64_t{kStride >> 4} << 32 | operand;
+}
 
 struct Matrix {
   uint32_t start, stride;
@@ -50,11 +53,11 @@ void wgmma_wait() {
   machine.meet([](auto&) {});  // a warp's products are done together
 }
 
-template <class Element, bool kTransposed, int kSums>
+template <class Element, bool kTransposed, int kStride = 1024, int kSums>
 void wgmma(float (&sums)[kSums], uint32_t a, uint32_t b, bool accumulate) {
   constexpr int kDepth = 16, kGroups = kSums / 4;
   machine.thread().open.push_back(
-      [d = &sums[0], left = Matrix(matrix_descriptor(a)), right = Matrix(matrix_descriptor(b)), accumulate] {
+      [d = &sums[0], left = Matrix(matrix_descriptor(a)), right = Matrix(matrix_descriptor<kStride>(b)), accumulate] {
         const int warp = machine.current / 32 % 4, g = machine.lane() / 4, t = machine.lane() % 4;
         float rows[2][kDepth];
         for (int half = 0; half < 2; ++half) {

@@ -36,19 +36,26 @@ inline std::array<const uint32_t*, 4> row_registers(const uint32_t* own) {
   return registers;
 }
 
+// The two rows of A that this lane's sums belong to. a[i]: row i % 2, columns 8 * (i / 2) + 2 * lane.
+template <class Element, int kDepth>
+std::array<std::array<float, kDepth>, 2> left_rows(const std::array<const uint32_t*, 4>& registers) {
+  std::array<std::array<float, kDepth>, 2> rows;
+  for (int lane = 0; lane < 4; ++lane) {
+    for (int i = 0; i < 4; ++i) {
+      Vector<Element, 2> pair;
+      std::memcpy(static_cast<void*>(&pair), &registers[lane][i], sizeof(pair));
+      for (int e = 0; e < 2; ++e) rows[i % 2][i / 2 * 8 + 2 * lane + e] = to_float(pair.at[e]);
+    }
+  }
+  return rows;
+}
+
 template <class Element, bool kTransposed>
 void wgmma_registers(float (&sums)[64], const uint32_t (&a)[4], uint32_t b, bool accumulate) {
   constexpr int kDepth = 16, kColumns = 128;
   machine.thread().open.push_back([d = &sums[0], registers = row_registers(a), b, accumulate] {
     const int t = machine.lane() % 4;
-    float rows[2][kDepth];
-    for (int lane = 0; lane < 4; ++lane) {
-      for (int i = 0; i < 4; ++i) {  // a[i]: row i % 2, columns 8 * (i / 2) + 2 * lane
-        Vector<Element, 2> pair;
-        std::memcpy(static_cast<void*>(&pair), &registers[lane][i], sizeof(pair));
-        for (int e = 0; e < 2; ++e) rows[i % 2][i / 2 * 8 + 2 * lane + e] = to_float(pair.at[e]);
-      }
-    }
+    const auto rows = left_rows<Element, kDepth>(registers);
     const uint32_t stride = (b >> 16) << 4;
     for (int j = 0; j < kColumns / 8; ++j) {
       const int half = kTransposed ? j / 8 : 0;
