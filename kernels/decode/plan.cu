@@ -215,8 +215,19 @@ __global__ void __launch_bounds__(kMaxThreads) plan_kernel(const __grid_constant
   output.threads = static_cast<int32_t>(gridDim.x * blockDim.x);
 
   Counts carry = Counts::none();
+  // The second pass finds the first one's units where it left them, if they are all there.
+  const bool all_kept = output.grouped && rule.units <= static_cast<int32_t>(blockDim.x);
 #pragma unroll 1
   for (int pass = output.grouped ? 0 : 1; pass < 2; ++pass) {
+    if (pass == 1 && all_kept) {
+      __syncthreads();  // the places are there
+      const int32_t number = threadIdx.x;
+      if (blockIdx.x == 0 && number < rule.units) {
+        write_splits(p, rule, number, units[number].cut.count, units[number].front.partials);
+      }
+      write_pieces(p, rule, output, /*places_known=*/true, 0, units, 0, carry.pieces);
+      break;
+    }
     Cost line = Cost::none();
     carry = Counts::none();
 #pragma unroll 1
