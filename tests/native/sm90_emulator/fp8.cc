@@ -50,10 +50,8 @@ fp8::TensorMaps describe(const DecodeParams& p) {
   return maps;
 }
 
-template <int kTileRows>
-bool run_tiles(const DecodeParams& p) {
-  if (p.plan.tile_rows != kTileRows) return false;
-  using Shape = fp8::Shape<kTileRows>;
+template <class Shape>
+void run_shape(const DecodeParams& p) {
   const fp8::TensorMaps maps = describe(p);
   for (int32_t part = 0; part < p.plan.parts; ++part) {
     const bool ended =
@@ -63,6 +61,17 @@ bool run_tiles(const DecodeParams& p) {
       std::abort();
     }
   }
+}
+
+// As kernels/decode/sm90/fp8/instance.cuh does.
+template <int kTileRows>
+bool run_tiles(const DecodeParams& p) {
+  if (p.plan.tile_rows != kTileRows) return false;
+  if constexpr (kTileRows >= fp8::kNativeRows) {
+    if (p.q_dtype == DType::kE4M3FN) return run_shape<fp8::Shape<kTileRows, 1>>(p), true;
+    if (p.q_dtype == DType::kBF16) return run_shape<fp8::Shape<kTileRows, 2>>(p), true;
+  }
+  run_shape<fp8::Shape<kTileRows>>(p);
   return true;
 }
 
