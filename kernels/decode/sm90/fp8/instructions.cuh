@@ -8,6 +8,15 @@
 
 namespace mla::ptx {
 
+// threadIdx.x. kAnew: read where it is needed; else the compiler keeps it, and everything that follows from it, in
+// registers through all loops.
+template <bool kAnew>
+__device__ __forceinline__ int thread_index() {
+  int thread = threadIdx.x;
+  if constexpr (kAnew) asm volatile("mov.u32 %0, %%tid.x;\n" : "=r"(thread));
+  return thread;
+}
+
 // Two e4m3 values, the low or the high half of `bytes`, as two fp16 values. Exact, NaN stays NaN.
 __device__ __forceinline__ uint32_t f16_from_e4m3_low(uint32_t bytes) {
   uint32_t pair;
@@ -95,21 +104,21 @@ struct E4m3Wgmma;
     }                                                                                                   \
   };
 
-#define MLA_E4M3_WGMMA(N, SUMS, A, B, ACCUMULATE)                                                                 \
-  template <>                                                                                                    \
-  struct E4m3Wgmma<SUMS> {                                                                                       \
-    static __device__ __forceinline__ void run(float (&d)[SUMS], uint64_t a, uint64_t b, bool accumulate) {      \
-      asm volatile(                                                                                              \
-          "{\n"                                                                                                  \
-          ".reg .pred p;\n"                                                                                      \
-          "setp.ne.b32 p, " ACCUMULATE                                                                           \
-          ", 0;\n"                                                                                               \
-          "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32.e4m3.e4m3 {" MLA_SUMS_##SUMS "}, " A ", " B            \
-                                                                                            ", p, 1, 1;\n"       \
-                                                                                            "}\n"                \
-          : MLA_D_##SUMS                                                                                         \
-          : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));                                              \
-    }                                                                                                            \
+#define MLA_E4M3_WGMMA(N, SUMS, A, B, ACCUMULATE)                                                           \
+  template <>                                                                                               \
+  struct E4m3Wgmma<SUMS> {                                                                                  \
+    static __device__ __forceinline__ void run(float (&d)[SUMS], uint64_t a, uint64_t b, bool accumulate) { \
+      asm volatile(                                                                                         \
+          "{\n"                                                                                             \
+          ".reg .pred p;\n"                                                                                 \
+          "setp.ne.b32 p, " ACCUMULATE                                                                      \
+          ", 0;\n"                                                                                          \
+          "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32.e4m3.e4m3 {" MLA_SUMS_##SUMS "}, " A ", " B       \
+                                                                                       ", p, 1, 1;\n"       \
+                                                                                       "}\n"                \
+          : MLA_D_##SUMS                                                                                    \
+          : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));                                         \
+    }                                                                                                       \
   };
 
 MLA_E4M3_WGMMA(40, 20, "%20", "%21", "%22")

@@ -1,8 +1,8 @@
 // S^T = K Q^T in e4m3: both operands are multiplied as they lie in shared memory.
 //
 // The tensor cores keep 14 bits of a sum of such products (instructions.cuh). So they add up 128 columns at most, and
-// those sums are added in fp32 registers, in turn from two accumulators, so that the products go on meanwhile. The finer
-// part of a query weighs 2^-5, and so do its errors: it is added up in the tensor cores over all columns.
+// those sums are added in fp32 registers, in turn from two accumulators, so that the products go on meanwhile. The
+// finer part of a query weighs 2^-5, and so do its errors: it is added up in the tensor cores over all columns.
 #pragma once
 
 #include "kernels/cuda/hopper.cuh"
@@ -24,7 +24,8 @@ __device__ __forceinline__ void multiply(uint32_t slot, uint32_t queries, int pa
   const int chunk = step / kLineSteps, column = step % kLineSteps * kNativeDepth;
   if (step < kLatentSteps) {
     const int line = (part * kLatentChunks + chunk) * Shape::kQueryChunkBytes + column;
-    ptx::e4m3_wgmma(sums, ptx::lines_descriptor<kLineBytes, kLatentGroupBytes>(slot + (chunk * kChunkBytes + column) / 16),
+    ptx::e4m3_wgmma(sums,
+                    ptx::lines_descriptor<kLineBytes, kLatentGroupBytes>(slot + (chunk * kChunkBytes + column) / 16),
                     ptx::matrix_descriptor(queries + line / 16), accumulate);
   } else {
     const int line = kRopeLines + part * kRope + column;
@@ -40,8 +41,9 @@ constexpr int kFirstStep = Shape::kQueryParts == 1 ? kSummed : 0;
 // The first products of a block, up to the next wait in flight: of the finer part all, or of the only one what may be
 // added up.
 template <class Shape>
-__device__ __forceinline__ void start_scores(uint32_t slot, uint32_t queries, Scores<Shape>& score) {
+__device__ __forceinline__ void start_scores(uint32_t slot_address, uint32_t queries_address, Scores<Shape>& score) {
   constexpr int kSteps = Shape::kQueryParts == 1 ? kSummed : kNativeSteps;
+  const uint32_t slot = ptx::matrix_operand(slot_address), queries = ptx::matrix_operand(queries_address);
   ptx::hold(score);
   ptx::wgmma_fence();
 #pragma unroll
@@ -66,8 +68,10 @@ __device__ __forceinline__ void start_sums(uint32_t slot, uint32_t queries, int 
 
 // The others, after which nothing is in flight and the slot may go back.
 template <class Shape>
-__device__ __forceinline__ void finish_scores(uint32_t slot, uint32_t queries, Scores<Shape>& score) {
+__device__ __forceinline__ void finish_scores(uint32_t slot_address, uint32_t queries_address, Scores<Shape>& score) {
   constexpr int kGroups = (kNativeSteps - kFirstStep<Shape> + kSummed - 1) / kSummed;
+  // Made anew, lest the compiler keep the descriptors of each product in registers.
+  const uint32_t slot = ptx::matrix_operand(slot_address), queries = ptx::matrix_operand(queries_address);
   Scores<Shape> sums[2];
   start_sums<Shape>(slot, queries, 0, sums[0]);
 #pragma unroll

@@ -158,7 +158,7 @@ __device__ __forceinline__ void convert_queries(const DecodeParams& p, const Til
   constexpr int kWarpRows = (Shape::kRows + Shape::kScoreWarps - 1) / Shape::kScoreWarps;
   constexpr int kMost = Shape::kRows <= 24 ? 3 : 2;
   constexpr int kBatch = kWarpRows < kMost ? kWarpRows : kMost;  // rows on their way at once
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int thread = ptx::thread_index<Shape::kTight>(), lane = thread % 32, warp = thread / 32;
   const bool has_rope = lane < kRopePieces;
 #pragma unroll 1
   for (int first = warp; first < Shape::kRows; first += kBatch * Shape::kScoreWarps) {
@@ -199,9 +199,12 @@ __device__ __forceinline__ void take_queries(const DecodeParams& p, int32_t laye
   const Tile tile = control.tile;
   const float k_scale = p.k_scale == nullptr ? 1.0f : p.k_scale[p.k_scales > 1 ? layer : 0];
   const float scale = p.scale * kLog2E * k_scale * (p.q_scale == nullptr ? 1.0f : *p.q_scale);
-  if constexpr (Shape::kNative) {
-    convert_queries<std::conditional_t<Shape::kQueryParts == 2, __nv_bfloat16, E4M3FN>, Shape>(p, tile, scale, queries,
-                                                                                              control);
+  if constexpr (Shape::kQueryParts == 1) {
+    convert_queries<E4M3FN, Shape>(p, tile, scale, queries, control);
+  } else if constexpr (Shape::kQueryParts == 2) {
+    convert_queries<__nv_bfloat16, Shape>(p, tile, scale, queries, control);
+  } else if constexpr (Shape::kRows >= kNativeRows) {
+    convert_queries<__half, Shape>(p, tile, scale, queries, control);
   } else {
     switch (p.q_dtype) {
       case DType::kBF16: convert_queries<__nv_bfloat16, Shape>(p, tile, scale, queries, control); break;
@@ -209,7 +212,7 @@ __device__ __forceinline__ void take_queries(const DecodeParams& p, int32_t laye
       default: convert_queries<E4M3FN, Shape>(p, tile, scale, queries, control);
     }
   }
-  const int thread = threadIdx.x;
+  const int thread = ptx::thread_index<Shape::kTight>();
   if (thread == 0) control.k_scale = k_scale;
   if (thread < Shape::kRows) {
     control.visible_end[thread] = visible_end(p, tile, thread);

@@ -96,6 +96,7 @@ struct Shape {
   static constexpr int kRows = kTileRows;  // on the N side of both products
   static constexpr int kQueryParts = kParts;
   static constexpr bool kNative = kParts > 0;
+  static constexpr bool kTight = kRows >= 40;  // the score warps have no registers to spare
   static constexpr int kRowGroups = kRows / 8;
   static_assert(kRows % 8 == 0 && kRows <= 64);
 
@@ -111,16 +112,8 @@ struct Shape {
   // Registers a thread: at the launch, what five or four warpgroups may have, and then by role, together no more.
   static constexpr int kLaunchRegisters = kScoreGroups == 2 ? 96 : 128;
   static constexpr int kLoadRegisters = 32;
-  static constexpr int kScoreRegisters = kNative       ? (kRows <= 48 ? 176 : 144)
-                                         : kRows <= 32 ? 96
-                                         : kRows <= 40 ? 88
-                                         : kRows <= 48 ? 80
-                                                       : 128;
-  static constexpr int kOutputRegisters = kNative       ? (kRows <= 48 ? 152 : 168)
-                                          : kRows <= 32 ? 128
-                                          : kRows <= 40 ? 136
-                                          : kRows <= 48 ? 144
-                                                        : 176;
+  static constexpr int kScoreRegisters = kScoreGroups == 1 ? 128 : kRows <= 32 ? 96 : kRows <= 40 ? 88 : 80;
+  static constexpr int kOutputRegisters = kScoreGroups == 1 ? 176 : kRows <= 32 ? 128 : kRows <= 40 ? 136 : 144;
   static_assert(kLoadRegisters + kScoreGroups * kScoreRegisters + kOutputGroups * kOutputRegisters <=
                 kThreads / kGroupThreads * kLaunchRegisters);
 
@@ -129,7 +122,7 @@ struct Shape {
   static constexpr int kProducts = 2;
   static constexpr int kLoads = kProducts / 2;  // of matrices, four at a time, that bring their left operands
   static constexpr int kScoreBuffers = 2;
-  static constexpr int kOutputBuffers = (kNative ? kRows == 64 : kRows == 48) ? 1 : 2;
+  static constexpr int kOutputBuffers = kRows == 48 && !kNative ? 1 : 2;
 
   static constexpr int kQueryChunkBytes = kRows * kLineBytes;
   // Of e4m3, each part's latent takes four chunks of lines; all parts' rope, 64 bytes each, lie in a last one.

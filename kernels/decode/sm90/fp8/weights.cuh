@@ -9,6 +9,7 @@
 #include "kernels/cuda/hopper.cuh"
 #include "kernels/cuda/lanes.cuh"
 #include "kernels/cuda/ptx.cuh"
+#include "kernels/decode/sm90/fp8/instructions.cuh"
 #include "kernels/decode/sm90/fp8/shape.h"
 #include "kernels/decode/softmax.h"
 
@@ -17,10 +18,10 @@ namespace mla::sm90::fp8 {
 template <class Shape>
 using PerRow = float[Shape::kRows / 4];
 
-// Sums of an item's weights. Where registers are dear, those of a row are with one lane, 4 * g + t, of a warp: of rows
-// 8g + 2t and 8g + 2t + 1.
+// Sums of an item's weights. Where registers are dear, those of a row are with one lane of a warp, which has the rows 2
+// * lane and 2 * lane + 1.
 template <class Shape>
-using WeightSums = float[Shape::kNative ? 2 : Shape::kRows / 4];
+using WeightSums = float[Shape::kTight ? 2 : Shape::kRows / 4];
 
 // Weights are scaled by it, so that fp16 holds them down to 2^-31 of the largest; with the softmax's slack they stay
 // below 2^15.
@@ -45,7 +46,7 @@ __device__ __forceinline__ void scale_products(const float* factors, Scores<Shap
 template <class Shape>
 __device__ __forceinline__ void mask_scores(const int32_t* visible_end, int32_t first_token, uint32_t valid_groups,
                                             int warp, Scores<Shape>& score) {
-  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const int lane = ptx::thread_index<Shape::kTight>() % 32, g = lane / 4, t = lane % 4;
   const int32_t token = first_token + warp * 16 + g;
   const bool upper_valid = (valid_groups >> (2 * warp) & 1) != 0, lower_valid = (valid_groups >> (2 * warp) & 2) != 0;
 #pragma unroll
@@ -74,10 +75,10 @@ __device__ __forceinline__ bool outgrown(const Scores<Shape>& score, const float
 
 template <class Shape>
 __device__ __forceinline__ void rescale_sums(const float* rescale, WeightSums<Shape>& sum) {
-  if constexpr (Shape::kNative) {
-    const int g = threadIdx.x % 32 / 4;
-    if (g >= Shape::kRowGroups) return;
-    const float2 factor = row_pair(rescale, g);
+  if constexpr (Shape::kTight) {
+    const int row = ptx::thread_index<Shape::kTight>() % 32 * 2;
+    if (row >= Shape::kRows) return;
+    const float2 factor = *reinterpret_cast<const float2*>(rescale + row);
     sum[0] *= factor.x;
     sum[1] *= factor.y;
   } else {
@@ -95,7 +96,8 @@ __device__ __forceinline__ void rescale_sums(const float* rescale, WeightSums<Sh
 template <class Shape>
 __device__ __forceinline__ void move_references(const Scores<Shape>& score, int group, float* rescale,
                                                 Control<Shape>& control) {
-  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, row = threadIdx.x % kGroupThreads;
+  const int thread = ptx::thread_index<Shape::kTight>(), lane = thread % 32, g = lane / 4, t = lane % 4,
+            row = thread % kGroupThreads;
   float (&by_warp)[kGroupWarps][Shape::kRows] = control.by_warp[group];
 #pragma unroll
   for (int j = 0; j < Shape::kRowGroups; ++j) {
@@ -124,7 +126,7 @@ __device__ __forceinline__ void move_references(const Scores<Shape>& score, int 
 template <class Shape>
 __device__ __forceinline__ void write_weights(const Scores<Shape>& score, const float* references, int warp,
                                               uint32_t weights, PerRow<Shape>& sum) {
-  const int lane = threadIdx.x % 32;
+  const int lane = ptx::thread_index<Shape::kTight>() % 32;
   // stmatrix: lanes 0-7 address the rows' first eight tokens of this warp, lanes 8-15 the next eight.
   const int line = lane % 8, unit = 2 * warp + lane / 8 % 2;
   const uint32_t target = weights + line * kLineBytes + ((unit ^ line) << 4);
@@ -146,7 +148,7 @@ __device__ __forceinline__ void write_weights(const Scores<Shape>& score, const 
 // halves the rows that are left.
 template <class Shape>
 __device__ __forceinline__ void gather_sums(const PerRow<Shape>& added, WeightSums<Shape>& sum) {
-  const int lane = threadIdx.x % 32;
+  const int lane = ptx::thread_index<Shape::kTight>() % 32;
   float values[16] = {};
 #pragma unroll
   for (int i = 0; i < Shape::kRows / 4; ++i) values[i] = added[i];

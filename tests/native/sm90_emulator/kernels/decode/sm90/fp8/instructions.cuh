@@ -23,6 +23,11 @@ using std::min;
 
 namespace ptx {
 
+template <bool>
+int thread_index() {
+  return machine.current;
+}
+
 inline uint32_t f16_from_e4m3_low(uint32_t bytes) {
   return pack<__half>(to_float(E4M3FN{static_cast<uint8_t>(bytes)}),
                       to_float(E4M3FN{static_cast<uint8_t>(bytes >> 8)}));
