@@ -127,6 +127,16 @@ void hide_nan(DecodeCase& problem, const Device& device, const std::string& text
   }
 }
 
+// What lse may be off by. The tensor cores keep 14 bits of a sum of e4m3 products: such scores are off by up to 2^-10
+// of what is typical for a score, and that grows with the scale. (576 products of values with a deviation of 0.7.)
+double lse_tolerance(const DecodeCase& problem) {
+  const DecodeShape& s = problem.shape;
+  if (s.tile_rows < fp8::kNativeRows || s.q_type == DType::kF16) return 1e-3;
+  const double q_scale = is_fp8(s.q_type) ? problem.q_scale : 1;
+  const double k_scale = *std::max_element(problem.k_scale.begin(), problem.k_scale.end());
+  return std::max(1e-3, std::ldexp(problem.scale * q_scale * k_scale * 24 * 0.7 * 0.7, -10));
+}
+
 int run_all(int cases, uint32_t seed) {
   const Device device = device_with(1);
   Random random(seed);
@@ -140,7 +150,7 @@ int run_all(int cases, uint32_t seed) {
     report.expect(problem.make_plan(device).empty(), text);
     run(problem, device);
     const double tolerance = problem.out_type() == DType::kF16 ? 2e-3 : 1e-2;
-    const std::string wrong = problem.compare(tolerance, 1e-3, &worst);
+    const std::string wrong = problem.compare(tolerance, lse_tolerance(problem), &worst);
     report.expect(wrong.empty(), wrong + " [" + text + "]");
     if (pick(random, 0, 1) == 0) hide_nan(problem, device, text);
     if (pick(random, 0, 3) == 0) {
