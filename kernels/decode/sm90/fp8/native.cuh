@@ -39,16 +39,17 @@ template <class Shape>
 constexpr int kFirstStep = Shape::kQueryParts == 1 ? kSummed : 0;
 
 // The first products of a block, up to the next wait in flight: of the finer part all, or of the only one what may be
-// added up.
-template <class Shape>
+// added up. They come in two halves, as it is not known how many the tensor cores take before a warp has to wait.
+template <class Shape, int kHalf>
 __device__ __forceinline__ void start_scores(uint32_t slot_address, uint32_t queries_address, Scores<Shape>& score) {
   constexpr int kSteps = Shape::kQueryParts == 1 ? kSummed : kNativeSteps;
   const uint32_t slot = ptx::matrix_operand(slot_address), queries = ptx::matrix_operand(queries_address);
-  ptx::hold(score);
+  if (kHalf == 0) ptx::hold(score);
   ptx::wgmma_fence();
 #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    multiply<Shape>(slot, queries, Shape::kQueryParts - 1, step, step != 0, score);
+  for (int i = 0; i < (kSteps + 1) / 2; ++i) {
+    const int step = kHalf * ((kSteps + 1) / 2) + i;
+    if (step < kSteps) multiply<Shape>(slot, queries, Shape::kQueryParts - 1, step, step != 0, score);
   }
   ptx::wgmma_commit();
 }

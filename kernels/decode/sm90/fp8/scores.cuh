@@ -72,11 +72,12 @@ __device__ __forceinline__ void hand_over(uint32_t barrier) {
   if (ptx::thread_index<Shape::kTight>() % 32 == 0) ptx::mbarrier_arrive(barrier);
 }
 
-// Makes weights of a block's scores and hands them to the output warps. `last`: of its item.
-template <class Shape>
+// Makes weights of a block's scores and hands them to the output warps. `last`: of its item. On the way, behind the vote
+// on the references, calls `between`.
+template <class Shape, class Between>
 __device__ __forceinline__ void weigh_block(ScoreState<Shape>& state, int32_t block, bool last,
-                                            const Scores<Shape>& score, WeightSums<Shape>& sum,
-                                            Control<Shape>& control) {
+                                            const Scores<Shape>& score, WeightSums<Shape>& sum, Control<Shape>& control,
+                                            Between between) {
   constexpr bool kTwoGroups = Shape::kScoreGroups == 2;
   const int buffer = block % 2, group = state.group;
   // The output warps have read the weights and the factors that were here before.
@@ -96,6 +97,7 @@ __device__ __forceinline__ void weigh_block(ScoreState<Shape>& state, int32_t bl
   if (ptx::thread_index<Shape::kTight>() % kGroupThreads == 0) control.rescaled[buffer] = moved && block > 0;
   if (kTwoGroups && !last) ptx::barrier_arrive(kTurnBarrier + (group ^ 1), 2 * kGroupThreads);
 
+  between();
   const uint32_t weights = state.base + Shape::kWeightOffset + buffer * Shape::kWeightBytes;
   const uint32_t weights_full = ptx::shared_address(control.weights_full) + buffer * 8;
   if constexpr (Shape::kTight) {
@@ -128,15 +130,15 @@ __device__ __forceinline__ void score_converted(ScoreState<Shape>& state, const 
     if (valid_groups != kAllGroups || visible_to_all - first_token < kBlockTokens) {
       mask_scores<Shape>(control.visible_end, first_token, valid_groups, state.warp, score);
     }
-    weigh_block<Shape>(state, block, block + 1 == blocks, score, sum, control);
+    weigh_block<Shape>(state, block, block + 1 == blocks, score, sum, control, [] {});
   }
 }
 
 // The block before state.position, from products to weights. Only then its slot is given back, which the output warps
 // need longer anyway: so what the loading warp says of it can be read here.
-template <class Shape>
+template <class Shape, class Between>
 __device__ __forceinline__ void weigh_last_block(ScoreState<Shape>& state, int32_t block, Scores<Shape>& score,
-                                                 WeightSums<Shape>& sum, Control<Shape>& control) {
+                                                 WeightSums<Shape>& sum, Control<Shape>& control, Between between) {
   const int slot = (state.position.slot == 0 ? Shape::kSlots : state.position.slot) - 1;
   const BlockInfo& info = control.blocks[slot];
   const uint32_t valid_groups = info.flags & kAllGroups;
@@ -145,7 +147,7 @@ __device__ __forceinline__ void weigh_last_block(ScoreState<Shape>& state, int32
     mask_scores<Shape>(control.visible_end, control.tile.kv_begin + block * kBlockTokens, valid_groups, state.warp,
                        score);
   }
-  weigh_block<Shape>(state, block, false, score, sum, control);
+  weigh_block<Shape>(state, block, false, score, sum, control, between);
   if (ptx::thread_index<Shape::kTight>() % 32 == 0) ptx::mbarrier_arrive(ptx::shared_address(control.empty) + slot * 8);
 }
 
@@ -160,14 +162,19 @@ __device__ __forceinline__ void score_native(ScoreState<Shape>& state, WeightSum
     Scores<Shape> next;
     ptx::mbarrier_wait(ptx::shared_address(control.full) + position.slot * 8, position.parity);
     const uint32_t slot = state.base + position.slot * kSlotBytes, queries = state.base + Shape::kQueryOffset;
-    start_scores<Shape>(slot, queries, next);
-    if (block > 0) weigh_last_block<Shape>(state, block - 1, score, sum, control);
+    start_scores<Shape, 0>(slot, queries, next);
+    const auto start_rest = [&] { start_scores<Shape, 1>(slot, queries, next); };
+    if (block == 0) {
+      start_rest();
+    } else {
+      weigh_last_block<Shape>(state, block - 1, score, sum, control, start_rest);
+    }
     finish_scores<Shape>(slot, queries, next);
     last = (control.blocks[position.slot].flags & kLast) != 0;
 #pragma unroll
     for (int i = 0; i < Shape::kRows / 2; ++i) score[i] = next[i];
   }
-  weigh_last_block<Shape>(state, block - 1, score, sum, control);
+  weigh_last_block<Shape>(state, block - 1, score, sum, control, [] {});
 }
 
 template <class Shape>
