@@ -86,8 +86,8 @@ struct alignas(16) ControlOf {
   uint64_t sums_full, sums_empty;
 };
 
-// From so many rows on, scores are products of e4m3 where the queries allow it; below, the conversions hide behind the
-// loads, and the scores are those of fp32 sums.
+// From so many rows on, scores of bf16 and e4m3 queries are products of e4m3. Below, the conversions hide behind the
+// loads, and fp16 products, whose sums are exacter, cost nothing.
 constexpr int kNativeRows = 40;
 
 // kParts: how many values of e4m3 a query's element is the sum of, for products of e4m3; 0: both become fp16.
