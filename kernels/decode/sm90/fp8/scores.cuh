@@ -72,8 +72,8 @@ __device__ __forceinline__ void hand_over(uint32_t barrier) {
   if (ptx::thread_index<Shape::kTight>() % 32 == 0) ptx::mbarrier_arrive(barrier);
 }
 
-// Makes weights of a block's scores and hands them to the output warps. `last`: of its item. On the way, behind the vote
-// on the references, calls `between`.
+// Makes weights of a block's scores and hands them to the output warps. `last`: of its item. On the way, behind the
+// vote on the references, calls `between`.
 template <class Shape, class Between>
 __device__ __forceinline__ void weigh_block(ScoreState<Shape>& state, int32_t block, bool last,
                                             const Scores<Shape>& score, WeightSums<Shape>& sum, Control<Shape>& control,
