@@ -22,13 +22,12 @@ def cuobjdump(option: str, path: str) -> str:
 
 
 def short(name: str) -> str:
-    """The mangled name of a kernel's instance, as in "decode_kernel bf16 24", or "decode_kernel 64 e4m3 x 2"."""
+    """The mangled name of a kernel's instance, as in "decode_kernel bf16 24"."""
     kernel = re.search(r"([a-z_]*_kernel)I", name)
     element = "f16" if "6__half" in name else "bf16" if "13__nv_bfloat16" in name else ""
-    rows = re.search(r"ShapeILi(\d+)(?:ELi([12]))?", name)
+    rows = re.search(r"ShapeILi(\d+)", name)
     masked = "masked" if "prefill_kernel" in name and "Lb1E" in name else ""
-    parts = f"e4m3 x {rows[2]}" if rows and rows[2] else ""
-    return " ".join([kernel[1] if kernel else name, element, rows[1] if rows else masked, parts]).strip()
+    return " ".join([kernel[1] if kernel else name, element, rows[1] if rows else masked])
 
 
 def facts(path: str):

@@ -44,13 +44,6 @@ __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;\n" ::"n"(kPending) : "memory");
 }
 
-// No instruction: keeps the compiler from moving accesses to sums across the waits for the products that make them.
-template <int kSums>
-__device__ __forceinline__ void hold(float (&d)[kSums]) {
-#pragma unroll
-  for (int i = 0; i < kSums; ++i) asm volatile("" : "+f"(d[i])::"memory");
-}
-
 // d = a * b + (accumulate ? d : 0). kTransposed: A is MN-major.
 template <class Element, bool kTransposed, int kSums>
 struct Wgmma;

@@ -1,5 +1,5 @@
-// The instructions that the fp8 kernel needs beside kernels/cuda's: e4m3 to fp16 and back, wgmma with its left operand
-// in registers, and wgmma of e4m3.
+// The instructions that the fp8 kernel needs beside kernels/cuda's: e4m3 to fp16, and wgmma with its left operand in
+// registers.
 #pragma once
 
 #include <cstdint>
@@ -7,15 +7,6 @@
 #include "kernels/cuda/wgmma.cuh"
 
 namespace mla::ptx {
-
-// threadIdx.x. kAnew: read where it is needed; else the compiler keeps it, and everything that follows from it, in
-// registers through all loops.
-template <bool kAnew>
-__device__ __forceinline__ int thread_index() {
-  int thread = threadIdx.x;
-  if constexpr (kAnew) asm volatile("mov.u32 %0, %%tid.x;\n" : "=r"(thread));
-  return thread;
-}
 
 // Two e4m3 values, the low or the high half of `bytes`, as two fp16 values. Exact, NaN stays NaN.
 __device__ __forceinline__ uint32_t f16_from_e4m3_low(uint32_t bytes) {
@@ -44,13 +35,6 @@ __device__ __forceinline__ uint32_t f16_from_e4m3_high(uint32_t bytes) {
   return pair;
 }
 
-// Two floats as e4m3, in the low half; the nearest ones, no infinity, NaN stays NaN.
-__device__ __forceinline__ uint32_t e4m3_from_floats(float first, float second) {
-  uint16_t bytes;
-  asm volatile("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;\n" : "=h"(bytes) : "f"(second), "f"(first));
-  return bytes;
-}
-
 // Bytes 0, 2, 1, 3: of two pairs side by side, the first and the second elements.
 __device__ __forceinline__ uint32_t unzip_bytes(uint32_t bytes) { return __byte_perm(bytes, 0, 0x3120); }
 
@@ -60,11 +44,6 @@ __device__ __forceinline__ uint32_t unzip_bytes(uint32_t bytes) { return __byte_
 // says.
 template <int kSums>
 struct RegisterWgmma;
-
-// The same of e4m3, m64nNk32, both operands in shared memory and K-major. The tensor cores align what one product adds,
-// the sum so far too, to the largest of it, and keep 13 bits behind its leading one: the caller must not let sums grow.
-template <int kSums>
-struct E4m3Wgmma;
 
 #define MLA_SUMS_4 "%0, %1, %2, %3"
 #define MLA_SUMS_8 MLA_SUMS_4 ", %4, %5, %6, %7"
@@ -104,27 +83,6 @@ struct E4m3Wgmma;
     }                                                                                                   \
   };
 
-#define MLA_E4M3_WGMMA(N, SUMS, A, B, ACCUMULATE)                                                           \
-  template <>                                                                                               \
-  struct E4m3Wgmma<SUMS> {                                                                                  \
-    static __device__ __forceinline__ void run(float (&d)[SUMS], uint64_t a, uint64_t b, bool accumulate) { \
-      asm volatile(                                                                                         \
-          "{\n"                                                                                             \
-          ".reg .pred p;\n"                                                                                 \
-          "setp.ne.b32 p, " ACCUMULATE                                                                      \
-          ", 0;\n"                                                                                          \
-          "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32.e4m3.e4m3 {" MLA_SUMS_##SUMS "}, " A ", " B       \
-                                                                                       ", p, 1, 1;\n"       \
-                                                                                       "}\n"                \
-          : MLA_D_##SUMS                                                                                    \
-          : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));                                         \
-    }                                                                                                       \
-  };
-
-MLA_E4M3_WGMMA(40, 20, "%20", "%21", "%22")
-MLA_E4M3_WGMMA(48, 24, "%24", "%25", "%26")
-MLA_E4M3_WGMMA(64, 32, "%32", "%33", "%34")
-
 MLA_REGISTER_WGMMA(8, 4, "%4, %5, %6, %7", "%8", "%9")
 MLA_REGISTER_WGMMA(16, 8, "%8, %9, %10, %11", "%12", "%13")
 MLA_REGISTER_WGMMA(24, 12, "%12, %13, %14, %15", "%16", "%17")
@@ -134,7 +92,6 @@ MLA_REGISTER_WGMMA(48, 24, "%24, %25, %26, %27", "%28", "%29")
 MLA_REGISTER_WGMMA(56, 28, "%28, %29, %30, %31", "%32", "%33")
 MLA_REGISTER_WGMMA(64, 32, "%32, %33, %34, %35", "%36", "%37")
 
-#undef MLA_E4M3_WGMMA
 #undef MLA_REGISTER_WGMMA
 #undef MLA_D_32
 #undef MLA_D_28
@@ -157,18 +114,6 @@ MLA_REGISTER_WGMMA(64, 32, "%32, %33, %34, %35", "%36", "%37")
 template <int kSums>
 __device__ __forceinline__ void register_wgmma(float (&d)[kSums], const uint32_t (&a)[4], uint32_t b, bool accumulate) {
   RegisterWgmma<kSums>::run(d, a, matrix_descriptor(b), accumulate);
-}
-
-// Lines of 128 or 64 bytes in the swizzle of that size, groups of eight of them kStride bytes apart.
-template <int kLineBytes, int kStride>
-__device__ __forceinline__ uint64_t lines_descriptor(uint32_t operand) {
-  static_assert(kLineBytes == 128 || kLineBytes == 64);
-  return uint64_t{kLineBytes == 128 ? 1 : 2} << 62 | uint64_t{kStride >> 4} << 32 | operand;
-}
-
-template <int kSums>
-__device__ __forceinline__ void e4m3_wgmma(float (&d)[kSums], uint64_t a, uint64_t b, bool accumulate) {
-  E4m3Wgmma<kSums>::run(d, a, b, accumulate);
 }
 
 }  // namespace mla::ptx

@@ -1,9 +1,9 @@
 // mla_decode over e4m3 caches for Hopper (sm_90a): fp8 is what travels and what shared memory holds, fp16 is what is
-// multiplied, but for the scores of wide tiles, which are products of e4m3 (native.cuh).
+// multiplied.
 //
-// As for 16-bit caches the operands are swapped: S^T[64 tokens x N] = K Q^T and O^T[512 x N] += V^T P^T. Where they are
-// fp16 the left ones come from registers, where the keys' bytes become that in the layout that the product wants:
-// nothing is written back to shared memory, and a product with N = 24 takes 13 cycles instead of 22.
+// As for 16-bit caches the operands are swapped: S^T[64 tokens x N] = K Q^T and O^T[512 x N] += V^T P^T. The left ones
+// come from registers, where the keys' bytes become fp16 in the layout that the product wants: nothing is written back
+// to shared memory, and a product with N = 24 takes 13 cycles instead of 22.
 // A CTA runs one part of the plan. Its warps have roles and meet at mbarriers:
 //   keys (one warp) -> full -> scores (one or two warpgroups) and output (two) -> empty -> keys
 //   scores -> weights_full -> output -> weights_empty -> scores

@@ -1,16 +1,10 @@
-// An item's queries, in whatever dtype they come, as fp16 or e4m3 lines for the products. By the score warps.
+// An item's queries, in whatever dtype they come, as fp16 lines for the products. By the score warps.
 //
-// fp16:
 // Each row is multiplied by the power of two that brings its largest element into [2^15, 2^16): then bf16 loses nothing
 // but of elements 2^-32 below that one, and fp16 and e4m3 nothing. The row's factor takes it back.
 //
 // Within 16 columns, the pairs 0, 2, 4, 6 come before the pairs 1, 3, 5, 7: ldmatrix hands a lane four neighbouring
 // bytes of a key, which are two columns here and two eight further on for the product.
-//
-// e4m3: queries of e4m3 as they are. Those of bf16, whose largest element is brought into [2^7, 2^8), are the sum of
-// the nearest e4m3 and 2^-5 of another one: four significant bits each, eight has bf16. That is exact but for elements
-// below 2^-14 of the largest, which lose up to 2^-22 of it. (fp16 would need three parts, for which shared memory has
-// no room at 64 rows.)
 #pragma once
 
 #include <type_traits>
@@ -31,15 +25,6 @@ constexpr float kNoReference = -1e30f;
 constexpr int kPieceColumns = 16;
 constexpr int kRopePieces = kRope / kPieceColumns;
 static_assert(kLatent / kPieceColumns == 32, "a lane for each piece of the latent");
-
-// What the finer part of a query was multiplied by.
-constexpr float kFineScale = 32;
-
-__device__ __forceinline__ float2 floats_of(uint32_t bits) {
-  __half2 halves;
-  memcpy(static_cast<void*>(&halves), &bits, sizeof(halves));
-  return __half22float2(halves);
-}
 
 template <class Element>
 struct Piece {
@@ -64,7 +49,9 @@ struct Piece {
       const uint32_t bits = std::is_same_v<Element, __half> ? word(i)
                             : i % 2 == 0                    ? ptx::f16_from_e4m3_low(word(i / 2))
                                                             : ptx::f16_from_e4m3_high(word(i / 2));
-      return floats_of(bits);
+      __half2 halves;
+      memcpy(static_cast<void*>(&halves), &bits, sizeof(halves));
+      return __half22float2(halves);
     }
   }
 
@@ -91,42 +78,6 @@ struct Piece {
       *reinterpret_cast<uint4*>(line + (((unit + i) ^ (row % 8)) << 4)) = {pairs[0], pairs[1], pairs[2], pairs[3]};
     }
   }
-
-  // The same in parts of e4m3: a unit of 16 bytes each.
-  template <class Shape>
-  __device__ __forceinline__ void store_parts(unsigned char* queries, int row, int column, float multiplier) const {
-    uint4 parts[Shape::kQueryParts];
-    if constexpr (sizeof(Element) == 1) {
-      parts[0] = vectors[0];
-    } else {
-      uint32_t words[2][4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        uint32_t coarse[2], fine[2];
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          const float2 values = pair(2 * i + j);
-          const float first = values.x * multiplier, second = values.y * multiplier;
-          coarse[j] = ptx::e4m3_from_floats(first, second);
-          const float2 taken = floats_of(ptx::f16_from_e4m3_low(coarse[j]));
-          fine[j] = ptx::e4m3_from_floats((first - taken.x) * kFineScale, (second - taken.y) * kFineScale);
-        }
-        words[0][i] = coarse[0] | coarse[1] << 16;
-        words[1][i] = fine[0] | fine[1] << 16;
-      }
-#pragma unroll
-      for (int i = 0; i < Shape::kQueryParts; ++i) parts[i] = {words[i][0], words[i][1], words[i][2], words[i][3]};
-    }
-    const int chunk = column / kLineBytes;
-#pragma unroll
-    for (int i = 0; i < Shape::kQueryParts; ++i) {
-      const bool rope = chunk == kLatentChunks;
-      const int lines = rope ? Shape::kQueryParts * kLatentChunks : i * kLatentChunks + chunk;
-      const int unit = column % kLineBytes / 16 + (rope ? i * kRopePieces : 0);
-      *reinterpret_cast<uint4*>(queries + lines * Shape::kQueryChunkBytes + row * kLineBytes +
-                                ((unit ^ (row % 8)) << 4)) = parts[i];
-    }
-  }
 };
 
 // By what a row is multiplied, and what takes that back.
@@ -134,13 +85,12 @@ struct RowScale {
   float multiplier, inverse;
 };
 
-template <class Element, class Shape>
+template <class Element>
 __device__ __forceinline__ RowScale scale_of_row(const Piece<Element>& latent, const Piece<Element>& rope) {
   if constexpr (sizeof(Element) == 1) {
-    return Shape::kNative ? RowScale{1, 1} : RowScale{128.0f, 1.0f / 128};  // 448 becomes 57,344
+    return {128.0f, 1.0f / 128};  // 448 becomes 57,344
   } else {
-    // Exponents of a float, the first two biased.
-    constexpr int kInfinity = 255, kTarget = 127 + (Shape::kNative ? 7 : 15), kMaxExponent = 126;
+    constexpr int kInfinity = 255, kTarget = 127 + 15, kMaxExponent = 126;  // of a float, the first two biased
     Piece<Element> largest{};
     largest.vectors[0].x = __reduce_max_sync(0xFFFFFFFF, latent.largest_bits(rope.largest_bits(0)));
     const int exponent = static_cast<int>(__float_as_uint(largest.pair(0).x) >> 23);
@@ -158,7 +108,7 @@ __device__ __forceinline__ void convert_queries(const DecodeParams& p, const Til
   constexpr int kWarpRows = (Shape::kRows + Shape::kScoreWarps - 1) / Shape::kScoreWarps;
   constexpr int kMost = Shape::kRows <= 24 ? 3 : 2;
   constexpr int kBatch = kWarpRows < kMost ? kWarpRows : kMost;  // rows on their way at once
-  const int thread = ptx::thread_index<Shape::kTight>(), lane = thread % 32, warp = thread / 32;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const bool has_rope = lane < kRopePieces;
 #pragma unroll 1
   for (int first = warp; first < Shape::kRows; first += kBatch * Shape::kScoreWarps) {
@@ -177,15 +127,9 @@ __device__ __forceinline__ void convert_queries(const DecodeParams& p, const Til
     for (int i = 0; i < kBatch; ++i) {
       const int row = first + i * Shape::kScoreWarps;
       if (row >= Shape::kRows) break;
-      const RowScale row_scale = scale_of_row<Element, Shape>(latent[i], rope[i]);
-      const int column = lane * kPieceColumns;
-      if constexpr (Shape::kNative) {
-        latent[i].template store_parts<Shape>(queries, row, column, row_scale.multiplier);
-        if (has_rope) rope[i].template store_parts<Shape>(queries, row, kLatent + column, row_scale.multiplier);
-      } else {
-        latent[i].template store<Shape>(queries, row, column, row_scale.multiplier);
-        if (has_rope) rope[i].template store<Shape>(queries, row, kLatent + column, row_scale.multiplier);
-      }
+      const RowScale row_scale = scale_of_row(latent[i], rope[i]);
+      latent[i].template store<Shape>(queries, row, lane * kPieceColumns, row_scale.multiplier);
+      if (has_rope) rope[i].template store<Shape>(queries, row, kLatent + lane * kPieceColumns, row_scale.multiplier);
       if (lane == 0) control.factor[row] = scale * row_scale.inverse;
     }
   }
@@ -199,20 +143,12 @@ __device__ __forceinline__ void take_queries(const DecodeParams& p, int32_t laye
   const Tile tile = control.tile;
   const float k_scale = p.k_scale == nullptr ? 1.0f : p.k_scale[p.k_scales > 1 ? layer : 0];
   const float scale = p.scale * kLog2E * k_scale * (p.q_scale == nullptr ? 1.0f : *p.q_scale);
-  if constexpr (Shape::kQueryParts == 1) {
-    convert_queries<E4M3FN, Shape>(p, tile, scale, queries, control);
-  } else if constexpr (Shape::kQueryParts == 2) {
-    convert_queries<__nv_bfloat16, Shape>(p, tile, scale, queries, control);
-  } else if constexpr (Shape::kRows >= kNativeRows) {
-    convert_queries<__half, Shape>(p, tile, scale, queries, control);
-  } else {
-    switch (p.q_dtype) {
-      case DType::kBF16: convert_queries<__nv_bfloat16, Shape>(p, tile, scale, queries, control); break;
-      case DType::kF16: convert_queries<__half, Shape>(p, tile, scale, queries, control); break;
-      default: convert_queries<E4M3FN, Shape>(p, tile, scale, queries, control);
-    }
+  switch (p.q_dtype) {
+    case DType::kBF16: convert_queries<__nv_bfloat16, Shape>(p, tile, scale, queries, control); break;
+    case DType::kF16: convert_queries<__half, Shape>(p, tile, scale, queries, control); break;
+    default: convert_queries<E4M3FN, Shape>(p, tile, scale, queries, control);
   }
-  const int thread = ptx::thread_index<Shape::kTight>();
+  const int thread = threadIdx.x;
   if (thread == 0) control.k_scale = k_scale;
   if (thread < Shape::kRows) {
     control.visible_end[thread] = visible_end(p, tile, thread);

@@ -37,12 +37,6 @@ constexpr int kProductDepth = 16;
 constexpr int kQueryChunks = kWidth / kProductColumns;
 constexpr int kGroupChunks = kLatent / kProductColumns / kOutputGroups;  // of an output warpgroup
 
-// With e4m3: 32 columns at a time, four products a line.
-constexpr int kNativeDepth = 32;
-constexpr int kNativeSteps = kWidth / kNativeDepth;
-constexpr int kLatentSteps = kLatent / kNativeDepth;
-constexpr int kLineSteps = kLineBytes / kNativeDepth;
-
 constexpr size_t kSharedLimit = 227 * 1024;
 
 // Named barriers, besides __syncthreads' 0.
@@ -86,23 +80,14 @@ struct alignas(16) ControlOf {
   uint64_t sums_full, sums_empty;
 };
 
-// From so many rows on, scores of bf16 and e4m3 queries are products of e4m3. Below, the conversions hide behind the
-// loads, and fp16 products, whose sums are exacter, cost nothing.
-constexpr int kNativeRows = 40;
-
-// kParts: how many values of e4m3 a query's element is the sum of, for products of e4m3; 0: both become fp16.
-template <int kTileRows, int kParts = 0>
+template <int kTileRows>
 struct Shape {
   static constexpr int kRows = kTileRows;  // on the N side of both products
-  static constexpr int kQueryParts = kParts;
-  static constexpr bool kNative = kParts > 0;
-  static constexpr bool kTight = kRows >= 40;  // the score warps have no registers to spare
   static constexpr int kRowGroups = kRows / 8;
   static_assert(kRows % 8 == 0 && kRows <= 64);
 
-  // Two warpgroups share the scores where the registers allow: they take the even and the odd blocks of an item. With
-  // products of e4m3 one does: it starts the next block's before it weighs this one.
-  static constexpr int kScoreGroups = kRows <= 48 && !kNative ? 2 : 1;
+  // Two warpgroups share the scores where the registers allow: they take the even and the odd blocks of an item.
+  static constexpr int kScoreGroups = kRows <= 48 ? 2 : 1;
   static constexpr int kScoreWarps = kScoreGroups * kGroupWarps;
   static constexpr int kScoreThreads = 32 * kScoreWarps;
   static constexpr int kKeyWarp = kScoreWarps + kOutputWarps;
@@ -112,8 +97,8 @@ struct Shape {
   // Registers a thread: at the launch, what five or four warpgroups may have, and then by role, together no more.
   static constexpr int kLaunchRegisters = kScoreGroups == 2 ? 96 : 128;
   static constexpr int kLoadRegisters = 32;
-  static constexpr int kScoreRegisters = kScoreGroups == 1 ? 128 : kRows <= 32 ? 96 : kRows <= 40 ? 88 : 80;
-  static constexpr int kOutputRegisters = kScoreGroups == 1 ? 176 : kRows <= 32 ? 128 : kRows <= 40 ? 136 : 144;
+  static constexpr int kScoreRegisters = kRows <= 32 ? 96 : kRows <= 40 ? 88 : kRows <= 48 ? 80 : 128;
+  static constexpr int kOutputRegisters = kRows <= 32 ? 128 : kRows <= 40 ? 136 : kRows <= 48 ? 144 : 176;
   static_assert(kLoadRegisters + kScoreGroups * kScoreRegisters + kOutputGroups * kOutputRegisters <=
                 kThreads / kGroupThreads * kLaunchRegisters);
 
@@ -122,11 +107,10 @@ struct Shape {
   static constexpr int kProducts = 2;
   static constexpr int kLoads = kProducts / 2;  // of matrices, four at a time, that bring their left operands
   static constexpr int kScoreBuffers = 2;
-  static constexpr int kOutputBuffers = kRows == 48 && !kNative ? 1 : 2;
+  static constexpr int kOutputBuffers = kRows == 48 ? 1 : 2;
 
   static constexpr int kQueryChunkBytes = kRows * kLineBytes;
-  // Of e4m3, each part's latent takes four chunks of lines; all parts' rope, 64 bytes each, lie in a last one.
-  static constexpr int kQueryBytes = (kNative ? kParts * kLatentChunks + 1 : kQueryChunks) * kQueryChunkBytes;
+  static constexpr int kQueryBytes = kQueryChunks * kQueryChunkBytes;
   static constexpr int kWeightBytes = kRows * kLineBytes;  // of a block
   template <int kSlots>
   static constexpr size_t shared_bytes_with() {
@@ -147,10 +131,6 @@ struct Shape {
 
 template <class Shape>
 using Control = ControlOf<Shape::kRows, Shape::kScoreGroups, Shape::kSlots>;
-
-// A lane's scores of a block; weights.cuh says which.
-template <class Shape>
-using Scores = float[Shape::kRows / 2];
 
 // Copy engine's view of the cache, innermost axis first. Groups of eight tokens are numbered through all pages and
 // layers.

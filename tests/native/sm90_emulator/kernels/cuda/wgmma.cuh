@@ -8,7 +8,7 @@ namespace mla::ptx {
 
 using emulator::machine;
 
-// A descriptor's fields. Stride: from one group of eight lines to the next. Lines are as long as their swizzle.
+// A descriptor's fields. Stride: from one group of eight lines to the next.
 constexpr uint64_t kSwizzle128 = uint64_t{1} << 62;
 
 inline uint32_t matrix_operand(uint32_t shared) { return uint32_t{1024 >> 4} << 16 | (shared & 0x3FFFF) >> 4; }
@@ -19,23 +19,18 @@ uint64_t matrix_descriptor(uint32_t operand) {
 }
 
 struct Matrix {
-  uint32_t start, stride, line_bytes;
+  uint32_t start, stride;
 
   explicit Matrix(uint64_t descriptor)
-      : start((descriptor & 0x3FFF) << 4),
-        stride(static_cast<uint32_t>(descriptor >> 32 & 0x3FFF) << 4),
-        line_bytes(descriptor >> 62 == 1 ? 128 : 64) {
-    emulator::require(descriptor >> 62 == 1 || descriptor >> 62 == 2, "operands have a swizzle of 128 or 64 bytes");
+      : start((descriptor & 0x3FFF) << 4), stride(static_cast<uint32_t>(descriptor >> 32 & 0x3FFF) << 4) {
+    emulator::require(descriptor >> 62 == 1, "operands have the 128-byte swizzle");
   }
 
   template <class Element>
   float at(int line, int element) const {
-    const uint32_t address = start + line / 8 * stride + line % 8 * line_bytes + element * sizeof(Element);
+    const uint32_t address = start + line / 8 * stride + line % 8 * 128 + element * 2;
     Element value;
-    std::memcpy(static_cast<void*>(&value),
-                machine.shared(line_bytes == 128 ? emulator::Machine::swizzled(address)
-                                                 : emulator::Machine::swizzled_64(address)),
-                sizeof(value));
+    std::memcpy(&value, machine.shared(emulator::Machine::swizzled(address)), sizeof(value));
     return to_float(value);
   }
 };
@@ -57,9 +52,6 @@ void wgmma_wait() {
   }
   machine.meet([](auto&) {});  // a warp's products are done together
 }
-
-template <int kSums>
-void hold(float (&)[kSums]) {}
 
 template <class Element, bool kTransposed, int kStride = 1024, int kSums>
 void wgmma(float (&sums)[kSums], uint32_t a, uint32_t b, bool accumulate) {

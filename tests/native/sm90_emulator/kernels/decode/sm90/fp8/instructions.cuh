@@ -23,21 +23,12 @@ using std::min;
 
 namespace ptx {
 
-template <bool>
-int thread_index() {
-  return machine.current;
-}
-
 inline uint32_t f16_from_e4m3_low(uint32_t bytes) {
   return pack<__half>(to_float(E4M3FN{static_cast<uint8_t>(bytes)}),
                       to_float(E4M3FN{static_cast<uint8_t>(bytes >> 8)}));
 }
 
 inline uint32_t f16_from_e4m3_high(uint32_t bytes) { return f16_from_e4m3_low(bytes >> 16); }
-
-inline uint32_t e4m3_from_floats(float first, float second) {
-  return e4m3fn_bits(first, true) | uint32_t{e4m3fn_bits(second, true)} << 8;
-}
 
 inline uint32_t unzip_bytes(uint32_t b) { return (b & 0xFF0000FF) | (b & 0xFF00) << 8 | (b & 0xFF0000) >> 8; }
 
@@ -76,44 +67,6 @@ void register_wgmma(float (&sums)[kSums], const uint32_t (&a)[4], uint32_t b, bo
           target = (accumulate ? target : 0) + sum[half];
         }
       }
-    }
-  });
-}
-
-template <int kLineBytes, int kStride>
-uint64_t lines_descriptor(uint32_t operand) {
-  return uint64_t{kLineBytes == 128 ? 1 : 2} << 62 | uint64_t{kStride >> 4} << 32 | operand;
-}
-
-// Without the bits behind the 13th after the leading one of `largest`.
-inline double truncated(double value, double largest) {
-  const double unit = std::ldexp(1.0, std::ilogb(largest) - 13);
-  return std::trunc(value / unit) * unit;
-}
-
-// As Hopper adds up products of e4m3: aligned to the largest term, the sum so far being one, and what lies behind 13
-// bits is cut off; of the new sum too.
-inline float e4m3_sum(float sum, const double (&products)[32]) {
-  double largest = std::fabs(sum);
-  for (double product : products) largest = std::max(largest, std::fabs(product));
-  double exact = sum;
-  for (double product : products) exact += product;
-  if (largest == 0 || !std::isfinite(exact)) return static_cast<float>(exact);
-  double total = truncated(sum, largest);
-  for (double product : products) total += truncated(product, largest);
-  return total == 0 ? 0 : static_cast<float>(truncated(total, total));
-}
-
-template <int kSums>
-void e4m3_wgmma(float (&sums)[kSums], uint64_t a, uint64_t b, bool accumulate) {
-  constexpr int kDepth = 32;
-  machine.thread().open.push_back([d = &sums[0], left = Matrix(a), right = Matrix(b), accumulate] {
-    const int warp = machine.current / 32 % 4, g = machine.lane() / 4, t = machine.lane() % 4;
-    for (int i = 0; i < kSums; ++i) {
-      const int row = warp * 16 + i / 2 % 2 * 8 + g, column = i / 4 * 8 + 2 * t + i % 2;
-      double products[kDepth];
-      for (int k = 0; k < kDepth; ++k) products[k] = double{left.at<E4M3FN>(row, k)} * right.at<E4M3FN>(column, k);
-      d[i] = e4m3_sum(accumulate ? d[i] : 0, products);
     }
   });
 }
