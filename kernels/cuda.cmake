@@ -12,7 +12,9 @@ set(JAX_MLA_CUDA_SOURCES
     decode/generic/e4m3fn.cu
     prefill/prefill.cu
     cache/generic/update.cu
-    merge/generic/merge.cu)
+    context/generic/gather.cu
+    merge/generic/merge.cu
+    pack/generic/pack.cu)
 list(TRANSFORM JAX_MLA_CUDA_SOURCES PREPEND "${CMAKE_CURRENT_LIST_DIR}/")
 
 add_library(mla_cuda_kernels OBJECT ${JAX_MLA_CUDA_SOURCES})

@@ -12,6 +12,8 @@ constexpr const char* kBF16 = "bfloat16";
 constexpr const char* kF16 = "float16";
 constexpr const char* kF32 = "float32";
 constexpr const char* kE4M3FN = "float8_e4m3fn";
+constexpr const char* kE4M3FNUZ = "float8_e4m3fnuz";
+constexpr const char* kDsMla = "fp8_ds_mla";
 constexpr const char* kArchitecture = "sm_80+";
 
 Capability row(const char* operation, const char* q_dtype, const char* cache_dtype) {
@@ -60,6 +62,13 @@ std::vector<Capability> capabilities() {
     rows.push_back(row("update_cache", dtype, dtype));
     rows.push_back(row("update_cache", dtype, kE4M3FN));
     rows.push_back(row("merge_states", dtype, dtype));
+    rows.push_back(row("pack_kv", dtype, dtype));
+    for (const char* packed : {kE4M3FN, kE4M3FNUZ}) rows.push_back(row("pack_kv_fp8", dtype, packed));
+  }
+  for (const char* q_dtype : {kBF16, kF16, kF32}) {
+    for (const char* cache_dtype : {kBF16, kF16, kF32, kE4M3FN, kE4M3FNUZ, kDsMla}) {
+      rows.push_back(row("mla_context", q_dtype, cache_dtype));
+    }
   }
   return rows;
 }

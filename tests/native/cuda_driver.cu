@@ -2,14 +2,17 @@
 //   mla_cuda_driver [--quick] [--variant NAME[,DTYPES]] [--time [--cells N,N,..] [--tile-rows N] [--page-size N]]
 //
 // Random data, poisoned results, NaN wherever nothing may be read; oracles in double precision. --quick: a small
-// selection, for compute-sanitizer. --variant: mla_prefill alone ("prefill"), decode by that variant alone, or by that
-// variant over these dtypes alone ("bf16", "f16", "bf16/e4m3fn": queries and cache, "e4m3fn"). --time: device times
-// instead of tests, of these cells (numbers of kCells in cuda_timing.h), with other tiles or pages than usual. Exits
-// with 1 at the first mismatch.
+// selection, for compute-sanitizer. --variant: mla_prefill alone ("prefill"), gather, packing and merging alone
+// ("context"), decode by that variant alone, or by that variant over these dtypes alone ("bf16", "f16", "bf16/e4m3fn":
+// queries and cache, "e4m3fn"). --time: device times instead of tests, of these cells (numbers of kCells in
+// cuda_timing.h), with other tiles or pages than usual. Exits with 1 at the first mismatch.
 #include <chrono>
 
+#include "tests/native/cuda_context_timing.h"
 #include "tests/native/cuda_decode_groups.h"
+#include "tests/native/cuda_gather_group.h"
 #include "tests/native/cuda_helper_groups.h"
+#include "tests/native/cuda_pack_group.h"
 #include "tests/native/cuda_plan_group.h"
 #include "tests/native/cuda_prefill_group.h"
 #include "tests/native/cuda_prefill_timing.h"
@@ -54,11 +57,19 @@ constexpr Group kPrefillGroups[] = {
     {"mla_prefill: refusals", prefill_refusals_group},
 };
 
+constexpr Group kContextGroups[] = {
+    {"pack_kv", pack_group},
+    {"pack_kv: all dtypes and codes", pack_casts_group},
+    {"gather_context", gather_group},
+    {"gather_context: lengths out of range", gather_garbage_group},
+    {"gather_context: far addresses", gather_far_group},
+    {"merge_states", merge_group},
+};
+
 constexpr Group kOtherGroups[] = {
     {"plan_decode", plan_group},
     {"update_cache", update_group},
     {"update_cache: casts to e4m3fn", cast_group},
-    {"merge_states", merge_group},
 };
 
 template <class Run>
@@ -73,7 +84,7 @@ void run_group(const std::string& name, Run run) {
 }
 
 int run_all(bool quick, const std::string& only) {
-  bool known = only.empty() || only == "prefill";
+  bool known = only.empty() || only == "prefill" || only == "context";
   for (const Variant& variant : decode_variants()) {
     if (!selected(variant, only)) continue;
     known = true;
@@ -84,6 +95,9 @@ int run_all(bool quick, const std::string& only) {
   require(known, "this device has no variant " + only + " of mla_decode");
   for (const Group& group : kPrefillGroups) {
     if (only.empty() || only == "prefill") run_group(group.name, [&] { return group.run(quick); });
+  }
+  for (const Group& group : kContextGroups) {
+    if (only.empty() || only == "context") run_group(group.name, [&] { return group.run(quick); });
   }
   for (const Group& group : kOtherGroups) {
     if (only.empty()) run_group(group.name, [&] { return group.run(quick); });
@@ -121,6 +135,8 @@ int main(int argc, char** argv) {
   if (!time) return mla::test::run_all(quick, variant);
   if (variant == "prefill") {
     mla::test::time_prefill();
+  } else if (variant == "context") {
+    mla::test::time_context();
   } else {
     mla::test::time_all(variant, cells, forced);
   }
