@@ -65,6 +65,7 @@ nb::list capabilities() {
     row["tile_rows"] = capability.tile_rows;
     row["max_q_len"] = capability.max_q_len;
     row["page_sizes"] = counts(capability.page_sizes);
+    row["positive_scale"] = capability.positive_scale;
     rows.append(row);
   }
   return rows;

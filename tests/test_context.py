@@ -9,12 +9,14 @@ import ml_dtypes
 import numpy as np
 import oracle
 import pytest
-from helpers import assert_same_bits, native_only, served
+from helpers import assert_same_bits, native_only, on_gpu, served
 
 from jax_mla import merge_states, mla_context, mla_prefill, pack_kv, plan_context, reference, validate
 from jax_mla.context import gather_context
 
 OPERATION = "mla_context"
+# The gather's kernels have fp32 where those of the attention may not.
+pytestmark = pytest.mark.filterwarnings("ignore:mla_prefill runs through XLA on this GPU")
 SCALE = 192**-0.5
 HEADS, PAGE = 4, 16
 CACHE_DTYPES = ("bfloat16", "float16", "float32", "float8_e4m3fn", "float8_e4m3fnuz", cases.DS_MLA)
@@ -306,6 +308,8 @@ def test_memory_does_not_grow_with_the_context(implementation):
     expected = workspace * 576 * 2 + packed + tokens * heads * (128 + 1) * 4
     if jax.__version_info__ < (0, 12):  # XLA's CPU multiplied bf16 by way of a float32 copy of the weights
         expected += 512 * heads * 256 * 4
+    if on_gpu():
+        expected += 32 * 1024 * 1024  # that XLA gives cuBLAS on Hopper, 4 MiB before
     small, large = temporary(16 * 1024), temporary(128 * 1024)
     assert small < 1.05 * expected, f"{small} bytes, expected no more than {expected}"
     assert abs(large - small) < 0.01 * expected, f"{large} bytes of 128k tokens, {small} of 16k"

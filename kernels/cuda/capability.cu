@@ -45,6 +45,14 @@ Capability sm90_fp8_row(const char* q_dtype) {
   decode.page_sizes.assign(std::begin(sm90::fp8::kPageSizes), std::end(sm90::fp8::kPageSizes));
   return decode;
 }
+
+Capability sm90_prefill_row(const char* dtype) {
+  Capability prefill = row("mla_prefill", dtype, dtype);
+  prefill.variant = "sm90";
+  prefill.architecture = "sm_90";
+  prefill.positive_scale = true;
+  return prefill;
+}
 #endif
 
 }  // namespace
@@ -52,6 +60,10 @@ Capability sm90_fp8_row(const char* q_dtype) {
 std::vector<Capability> capabilities() {
   std::vector<Capability> rows = {decode_row(kBF16, kBF16), decode_row(kF16, kF16)};
   for (const char* q_dtype : {kBF16, kF16, kE4M3FN}) rows.push_back(decode_row(q_dtype, kE4M3FN));
+#if defined(JAX_MLA_SM90)
+  for (const char* dtype : {kBF16, kF16}) rows.push_back(sm90_prefill_row(dtype));
+#endif
+  for (const char* dtype : {kBF16, kF16}) rows.push_back(row("mla_prefill", dtype, dtype));
 #if defined(JAX_MLA_SM90)
   // Behind the generic rows, so chosen by name alone, until every test and sanitizer has passed on the hardware.
   rows.push_back(sm90_row(kBF16));
