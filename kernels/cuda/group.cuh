@@ -38,15 +38,22 @@ __device__ __forceinline__ GroupBits<Element> load_group(const void* source) {
   return bits;
 }
 
+// Spelt out, since the compiler takes some stores of a uint4 apart.
+__device__ __forceinline__ void store_words(void* target, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};\n" ::"l"(__cvta_generic_to_global(target)), "r"(a), "r"(b),
+               "r"(c), "r"(d)
+               : "memory");
+}
+
 template <class Element>
 __device__ __forceinline__ void store_group(void* target, const GroupBits<Element>& bits) {
   if constexpr (sizeof(Element) == 1) {
     *static_cast<uint2*>(target) = make_uint2(bits.words[0], bits.words[1]);
   } else {
 #pragma unroll
-    for (int i = 0; i < GroupBits<Element>::kWords / 4; ++i) {
-      static_cast<uint4*>(target)[i] =
-          make_uint4(bits.words[4 * i], bits.words[4 * i + 1], bits.words[4 * i + 2], bits.words[4 * i + 3]);
+    for (int i = 0; i < GroupBits<Element>::kWords; i += 4) {
+      store_words(static_cast<uint32_t*>(target) + i, bits.words[i], bits.words[i + 1], bits.words[i + 2],
+                  bits.words[i + 3]);
     }
   }
 }

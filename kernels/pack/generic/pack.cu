@@ -51,8 +51,10 @@ __global__ void __launch_bounds__(kThreads) pack_kernel(const __grid_constant__ 
     }
   }
 
-  const float k_scale = scale_of(p.k_scale), key_divide = scale_of(p.packed_k_scale);
-  const float value_divide = scale_of(p.packed_v_scale);
+  // Scales belong to fp8: where there is none, the compiler knows that bits are moved.
+  const float k_scale = sizeof(Rope) == 1 ? scale_of(p.k_scale) : 1;
+  const float key_divide = kValues ? scale_of(p.packed_k_scale) : 1;
+  const float value_divide = kValues ? scale_of(p.packed_v_scale) : 1;
   Output* k = static_cast<Output*>(p.k) + first_row * kHeadDim;
   Output* v = static_cast<Output*>(p.v) + first_row * kNope;
 #pragma unroll
