@@ -7,9 +7,7 @@ XLA_FFI_DECLARE_HANDLER_SYMBOL(jax_mla_plan_decode);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(jax_mla_decode);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(jax_mla_update_cache);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(jax_mla_merge_states);
-#if defined(JAX_MLA_CPU)
 XLA_FFI_DECLARE_HANDLER_SYMBOL(jax_mla_gather_context);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(jax_mla_pack_kv);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(jax_mla_pack_kv_fp8);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(jax_mla_prefill);
-#endif

@@ -27,10 +27,8 @@ std::vector<Target> targets() {
   return {
       target<jax_mla_plan_decode>("jax_mla_plan_decode"),   target<jax_mla_decode>("jax_mla_decode"),
       target<jax_mla_update_cache>("jax_mla_update_cache"), target<jax_mla_merge_states>("jax_mla_merge_states"),
-#if defined(JAX_MLA_CPU)
       target<jax_mla_pack_kv>("jax_mla_pack_kv"),           target<jax_mla_pack_kv_fp8>("jax_mla_pack_kv_fp8"),
       target<jax_mla_prefill>("jax_mla_prefill"),           target<jax_mla_gather_context>("jax_mla_gather_context"),
-#endif
   };
 }
 
@@ -67,6 +65,7 @@ nb::list capabilities() {
     row["tile_rows"] = capability.tile_rows;
     row["max_q_len"] = capability.max_q_len;
     row["page_sizes"] = counts(capability.page_sizes);
+    row["positive_scale"] = capability.positive_scale;
     rows.append(row);
   }
   return rows;

@@ -33,7 +33,7 @@ class Capability:
     architecture: "x86_64", "sm_90", "sm_80+" (that and later), "gfx950". q_dtype, cache_dtype: names of dtypes (for
     cache updates and packing: of the input and of the result). planner_heads, reducer_heads: counts that each takes.
     tile_rows: (query, head) rows that a tile may have. max_q_len: query tokens a sequence, None = any. page_sizes:
-    tokens a page, None = any.
+    tokens a page, None = any. positive_scale: the scale of the scores has to be above 0.
     """
 
     operation: str
@@ -47,6 +47,7 @@ class Capability:
     tile_rows: tuple[int, ...] = ()
     max_q_len: int | None = None
     page_sizes: HeadCounts | None = None
+    positive_scale: bool = False
 
     @property
     def implementation(self) -> str:
@@ -213,6 +214,7 @@ def _choose(
     page_size: int | None,
     batch_invariant: bool,
     architecture: str | None,
+    scale: float | None,
 ) -> Choice:
     def refuse(reason: str) -> Choice:
         return Choice(platform, None, None, 0, reason)
@@ -244,6 +246,9 @@ def _choose(
     rows = [row for row in rows if None in (row.page_sizes, page_size) or page_size in row.page_sizes]
     if not rows:
         return refuse(f"no {platform} kernel for {operation} takes pages of {page_size} tokens")
+    rows = [row for row in rows if scale is None or scale > 0 or not row.positive_scale]
+    if not rows:
+        return refuse(f"no {platform} kernel for {operation} takes scale {scale}")
     number = _ffi.variant_number(platform, variant)
     if num_heads is None:
         return Choice(platform, rows[0], None, number, f"{rows[0].architecture}, {q_dtype} to {cache_dtype}")
@@ -270,6 +275,7 @@ def select(
     max_q_len: int = 1,
     page_size: int | None = None,
     batch_invariant: bool = False,
+    scale: float | None = None,
 ) -> tuple[Choice, ...]:
     """One choice for each platform to be served natively: none for "xla", that one for a name, all that can for None.
 
@@ -290,6 +296,7 @@ def select(
             page_size,
             batch_invariant,
             device_architecture(p),
+            scale,
         )
         for p in ([platform] if platform else _ffi.PLATFORMS)
     )
@@ -354,4 +361,4 @@ def explain(
         return Choice(target, None, None, 0, f"implementation={implementation!r} is for another platform")
     names = [dtype if isinstance(dtype, str) else jnp.dtype(dtype).name for dtype in (q_dtype, cache_dtype or q_dtype)]
     heads = num_heads if operation == "mla_decode" else None
-    return _choose(target, variant, operation, *names, heads, q_len, page_size, False, architecture)
+    return _choose(target, variant, operation, *names, heads, q_len, page_size, False, architecture, None)

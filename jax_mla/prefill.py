@@ -173,7 +173,7 @@ def mla_prefill(
         carry = (out, lse)
     scale, causal = _checks.number("scale", scale), _checks.flag("causal", causal)
     kind = q.dtype.name
-    choices = dispatch.select("mla_prefill", implementation=implementation, q_dtype=kind, cache_dtype=kind)
+    choices = dispatch.select("mla_prefill", implementation=implementation, q_dtype=kind, cache_dtype=kind, scale=scale)
     if 0 in q.shape or k.size == 0 or cu_q_lens.shape[0] == 1:
         choices = ()  # no query or no key: no kernel is handed a buffer without memory
     call = _Call(scale, causal, value_offset, choices, implementation is not None, implementation == dispatch.XLA)

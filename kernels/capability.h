@@ -26,6 +26,7 @@ struct Capability {
   std::vector<int32_t> tile_rows;      // (query, head) rows a tile may have, ascending
   int32_t max_q_len;                   // 0: any
   std::vector<Range> page_sizes = {};  // empty: any
+  bool positive_scale = false;         // the scale of the scores has to be above 0
 };
 
 // Best variant first. The CPU's leaves out what this machine cannot execute.

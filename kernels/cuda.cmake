@@ -11,8 +11,13 @@ set(JAX_MLA_CUDA_SOURCES
     decode/generic/f16.cu
     decode/generic/e4m3fn.cu
     prefill/prefill.cu
+    prefill/generic/prefill.cu
+    prefill/generic/bf16.cu
+    prefill/generic/f16.cu
     cache/generic/update.cu
-    merge/generic/merge.cu)
+    context/generic/gather.cu
+    merge/generic/merge.cu
+    pack/generic/pack.cu)
 list(TRANSFORM JAX_MLA_CUDA_SOURCES PREPEND "${CMAKE_CURRENT_LIST_DIR}/")
 
 add_library(mla_cuda_kernels OBJECT ${JAX_MLA_CUDA_SOURCES})
@@ -55,8 +60,9 @@ add_executable(mla_cuda_driver EXCLUDE_FROM_ALL
 target_compile_definitions(mla_cuda_driver PRIVATE JAX_MLA_CUDA)
 set_target_properties(mla_cuda_driver PROPERTIES CUDA_STANDARD 17 CUDA_STANDARD_REQUIRED ON)
 
-# The Hopper kernels' sources on the host, over an emulated CTA: their logic is tested where there is no GPU.
-foreach(emulator mla_sm90_emulator:main mla_sm90_fp8_emulator:fp8 mla_sm90_prefill_emulator:prefill)
+# Kernels' sources on the host, over an emulated CTA: their logic is tested where there is no GPU.
+foreach(emulator mla_sm90_emulator:main mla_sm90_fp8_emulator:fp8 mla_sm90_prefill_emulator:prefill
+                 mla_generic_prefill_emulator:generic_prefill)
     string(REGEX REPLACE ":.*" "" target ${emulator})
     string(REGEX REPLACE ".*:" "" source ${emulator})
     add_executable(${target} EXCLUDE_FROM_ALL "${CMAKE_CURRENT_LIST_DIR}/../tests/native/sm90_emulator/${source}.cc")

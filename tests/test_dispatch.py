@@ -32,7 +32,8 @@ def test_cpu_kernels_are_built():
 @pytest.mark.gpu
 def test_cuda_kernels_are_built():
     operations = {row.operation for row in capabilities("cuda")}
-    assert operations >= {"mla_decode", "update_cache", "merge_states"}
+    packing = {"pack_kv", "pack_kv_fp8"}
+    assert operations >= {"mla_decode", "mla_prefill", "mla_context", "update_cache", "merge_states"} | packing
     assert dispatch.default_platform() == "cuda"
 
 
@@ -144,6 +145,21 @@ def test_a_row_for_one_architecture_and_some_pages():
         refused = explain(page_size=48, target="sm_90")
         assert refused.row is None and "takes pages of 48 tokens" in refused.reason
         assert "on sm_100" in explain(target="sm_100").reason
+
+
+def test_a_row_for_positive_scales_alone():
+    """Other scales go to the row behind it; by its name they are refused, with the scale."""
+    table = [row(variant="sm90", positive_scale=True), row()]
+    table = [dataclasses.replace(x, operation="mla_prefill") for x in table]
+
+    def chosen(scale):
+        dtypes = {"q_dtype": "bfloat16", "cache_dtype": "bfloat16"}
+        return dispatch.select("mla_prefill", implementation="cuda", scale=scale, **dtypes)[0].row
+
+    with override_capabilities(table):
+        assert [chosen(scale) for scale in (0.1, None, 0.0, -1.0)] == [*table[:1] * 2, *table[1:] * 2]
+    with override_capabilities(table[:1]), pytest.raises(NotImplementedError, match=r"takes scale -0\.5"):
+        chosen(-0.5)
 
 
 def test_override_ends_with_its_context():

@@ -12,7 +12,7 @@ from helpers import assert_same_bits, native_only, served, served_or_refused
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from jax_mla import _ffi, explain, merge_states, mla_prefill
+from jax_mla import _ffi, capabilities, explain, merge_states, mla_prefill
 
 OPERATION = "mla_prefill"
 SCALE = 192**-0.5
@@ -45,6 +45,10 @@ def test_against_the_oracle(heads, dtype, causal, implementation):
     """Requests longer than, as long as and shorter than their keys, and of one token."""
     cu = ragged((70, 1, 30, 5), (70, 40, 100, 2))
     q, k, kv_up = operands(106, 212, heads, dtype)
+    if not served(OPERATION, implementation, dtype, dtype):
+        with served_or_refused(OPERATION, implementation, dtype, dtype):
+            compiled(implementation, causal=causal)(q, k, values(kv_up), *cu)
+        return
     got = compiled(implementation, causal=causal)(q, k, values(kv_up), *cu)
     assert got[0].dtype == dtype and got[1].dtype == "float32"
     truth = oracle.prefill(q, k, values(kv_up), *cu, causal=causal, scale=SCALE)
@@ -146,6 +150,8 @@ def test_empty_shapes(tokens, stored, batch, implementation):
 @CAUSAL
 def test_merging_in_the_call_equals_merging_afterwards(causal, implementation):
     """Both merge in fp32: 1e-5 apart at most, in fp32 inputs."""
+    if not served(OPERATION, implementation, "float32", "float32"):
+        pytest.skip("takes no fp32 inputs")
     cu = ragged((20, 9), (25, 9))
     q, k, kv_up = operands(29, 34, 6, "float32")
     rng = np.random.default_rng(3)
@@ -154,6 +160,22 @@ def test_merging_in_the_call_equals_merging_afterwards(causal, implementation):
     merged = run(q, k, values(kv_up), *cu, carry=state)
     want = merge_states(*state, *run(q, k, values(kv_up), *cu))
     oracle.assert_attention(merged, tuple(np.asarray(x, np.float64) for x in want), 1e-5, 1e-5)
+
+
+@CAUSAL
+@pytest.mark.parametrize("scale", [0.0, -0.05])
+def test_scales_that_are_not_positive(scale, causal, implementation):
+    """All keys alike, and the least alike ones first. Hopper's kernel masks by the sign: it says no, by its row."""
+    cu = ragged((20, 9, 3), (25, 9, 0))
+    q, k, kv_up = operands(32, 34, 6)
+    run = jax.jit(partial(mla_prefill, scale=scale, causal=causal, implementation=implementation))
+    rows = [row for row in capabilities() if row.operation == OPERATION and row.implementation == implementation]
+    if rows and rows[0].positive_scale:
+        with pytest.raises(NotImplementedError, match=f"for mla_prefill takes scale {scale}"):
+            run(q, k, values(kv_up), *cu)
+        return
+    got = run(q, k, values(kv_up), *cu)
+    oracle.assert_attention(got, oracle.prefill(q, k, values(kv_up), *cu, causal=causal, scale=scale), 1e-2)
 
 
 @CAUSAL
@@ -301,7 +323,7 @@ def test_vmap(mapped, implementation):
 def test_derivative_is_refused(implementation):
     """It serves inference, unless XLA's implementation is asked for by name."""
     cu = ragged((6,), (6,))
-    q, k, kv_up = (jnp.asarray(x) for x in operands(6, 6, 2, "float32"))
+    q, k, kv_up = (jnp.asarray(x) for x in operands(6, 6, 2))
 
     def loss(q, implementation):
         out, lse = mla_prefill(

@@ -12,6 +12,8 @@ constexpr const char* kBF16 = "bfloat16";
 constexpr const char* kF16 = "float16";
 constexpr const char* kF32 = "float32";
 constexpr const char* kE4M3FN = "float8_e4m3fn";
+constexpr const char* kE4M3FNUZ = "float8_e4m3fnuz";
+constexpr const char* kDsMla = "fp8_ds_mla";
 constexpr const char* kArchitecture = "sm_80+";
 
 Capability row(const char* operation, const char* q_dtype, const char* cache_dtype) {
@@ -43,6 +45,14 @@ Capability sm90_fp8_row(const char* q_dtype) {
   decode.page_sizes.assign(std::begin(sm90::fp8::kPageSizes), std::end(sm90::fp8::kPageSizes));
   return decode;
 }
+
+Capability sm90_prefill_row(const char* dtype) {
+  Capability prefill = row("mla_prefill", dtype, dtype);
+  prefill.variant = "sm90";
+  prefill.architecture = "sm_90";
+  prefill.positive_scale = true;
+  return prefill;
+}
 #endif
 
 }  // namespace
@@ -51,10 +61,12 @@ std::vector<Capability> capabilities() {
   std::vector<Capability> rows;
   // The first row that can serve a call does.
 #if defined(JAX_MLA_SM90)
+  for (const char* dtype : {kBF16, kF16}) rows.push_back(sm90_prefill_row(dtype));
   rows.push_back(sm90_row(kBF16));
   rows.push_back(sm90_row(kF16));
   for (const char* q_dtype : {kBF16, kF16, kE4M3FN}) rows.push_back(sm90_fp8_row(q_dtype));
 #endif
+  for (const char* dtype : {kBF16, kF16}) rows.push_back(row("mla_prefill", dtype, dtype));
   rows.push_back(decode_row(kBF16, kBF16));
   rows.push_back(decode_row(kF16, kF16));
   for (const char* q_dtype : {kBF16, kF16, kE4M3FN}) rows.push_back(decode_row(q_dtype, kE4M3FN));
@@ -62,6 +74,13 @@ std::vector<Capability> capabilities() {
     rows.push_back(row("update_cache", dtype, dtype));
     rows.push_back(row("update_cache", dtype, kE4M3FN));
     rows.push_back(row("merge_states", dtype, dtype));
+    rows.push_back(row("pack_kv", dtype, dtype));
+    for (const char* packed : {kE4M3FN, kE4M3FNUZ}) rows.push_back(row("pack_kv_fp8", dtype, packed));
+  }
+  for (const char* q_dtype : {kBF16, kF16, kF32}) {
+    for (const char* cache_dtype : {kBF16, kF16, kF32, kE4M3FN, kE4M3FNUZ, kDsMla}) {
+      rows.push_back(row("mla_context", q_dtype, cache_dtype));
+    }
   }
   return rows;
 }

@@ -16,6 +16,11 @@ struct E4M3FN {
   uint8_t bits;
 };
 
+// gfx942's e4m3: bias 8, no infinity, no -0, whose code 0x80 is NaN.
+struct E4M3FNUZ {
+  uint8_t bits;
+};
+
 // Two elements; those that are infinite or NaN become 0.
 template <class Element>
 __device__ __forceinline__ uint32_t finite(uint32_t pair) {
@@ -53,6 +58,51 @@ __host__ __device__ __forceinline__ uint8_t e4m3fn_bits(float x, bool saturate) 
   return sign | static_cast<uint8_t>((rounded >> 20) - ((127 - 7) << 3));
 }
 
+// Two of them, the first in the low byte.
+__device__ __forceinline__ uint16_t e4m3fn_pair(float first, float second, bool saturate) {
+#if __CUDA_ARCH__ >= 890
+  // The instruction clamps what does not fit, and takes NaN to NaN.
+  constexpr float kLastRounded = 464;
+  if (!saturate && fabsf(first) > kLastRounded) first = NAN;
+  if (!saturate && fabsf(second) > kLastRounded) second = NAN;
+  uint16_t pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;\n" : "=h"(pair) : "f"(second), "f"(first));
+  return pair;
+#else
+  return static_cast<uint16_t>(e4m3fn_bits(first, saturate) | e4m3fn_bits(second, saturate) << 8);
+#endif
+}
+
+// As e4m3fn_bits: the largest finite value is 240, and what rounds to 0 has no sign.
+__host__ __device__ __forceinline__ uint8_t e4m3fnuz_bits(float x, bool saturate) {
+  constexpr uint32_t kInfinity = 0x7F800000;
+  constexpr uint32_t kLargest = 0x43700000;         // 240
+  constexpr uint32_t kFirstLost = 0x43780000;       // 248, half way to 256, would round to the even 256
+  constexpr uint32_t kSmallestNormal = 0x3C000000;  // 2^-7
+  constexpr uint8_t kNaN = 0x80;
+  uint32_t bits;
+  memcpy(&bits, &x, sizeof(bits));
+  const auto sign = static_cast<uint8_t>(bits >> 24 & 0x80);
+  uint32_t magnitude = bits & 0x7FFFFFFF;
+  if (magnitude > kInfinity) return kNaN;
+  if (saturate && magnitude > kLargest) magnitude = kLargest;
+  if (magnitude >= kFirstLost) return kNaN;
+  uint8_t code;
+  if (magnitude < kSmallestNormal) {
+    constexpr uint32_t kSpacing = 0x46000000;  // 2^13, where floats are 2^-10 apart as the denormals are
+    float value, spacing;
+    memcpy(&value, &magnitude, sizeof(value));
+    memcpy(&spacing, &kSpacing, sizeof(spacing));
+    const float rounded = value + spacing;
+    memcpy(&bits, &rounded, sizeof(bits));
+    code = static_cast<uint8_t>(bits - kSpacing);
+  } else {
+    const uint32_t rounded = magnitude + 0x7FFFF + (magnitude >> 20 & 1);
+    code = static_cast<uint8_t>((rounded >> 20) - ((127 - 8) << 3));
+  }
+  return code == 0 ? 0 : sign | code;
+}
+
 __device__ __forceinline__ float to_float(float x) { return x; }
 __device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
 __device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
@@ -60,6 +110,11 @@ __device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
 __device__ __forceinline__ float to_float(E4M3FN x) {
   if ((x.bits & 0x7F) == 0x7F) return NAN;
   return __half2float(__ushort_as_half(static_cast<uint16_t>((x.bits & 0x80) << 8 | (x.bits & 0x7F) << 7))) * 256.0f;
+}
+
+__device__ __forceinline__ float to_float(E4M3FNUZ x) {
+  if (x.bits == 0x80) return NAN;
+  return __half2float(__ushort_as_half(static_cast<uint16_t>((x.bits & 0x80) << 8 | (x.bits & 0x7F) << 7))) * 128.0f;
 }
 
 template <class Element>
@@ -79,6 +134,10 @@ __device__ __forceinline__ __half from_float<__half>(float x) {
 template <>
 __device__ __forceinline__ E4M3FN from_float<E4M3FN>(float x) {
   return {e4m3fn_bits(x, /*saturate=*/false)};
+}
+template <>
+__device__ __forceinline__ E4M3FNUZ from_float<E4M3FNUZ>(float x) {
+  return {e4m3fnuz_bits(x, /*saturate=*/false)};
 }
 
 // kCount elements that are read or written in one access.

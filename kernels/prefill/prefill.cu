@@ -1,9 +1,11 @@
-// mla_prefill's entry on CUDA.
+// mla_prefill's entry on CUDA: picks the kernel for the call.
 #include <string>
 #include <vector>
 
 #include "kernels/capability.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/prefill/generic/limits.h"
+#include "kernels/prefill/generic/prefill.h"
 #include "kernels/prefill/sm90/limits.h"
 #include "kernels/prefill/sm90/prefill.h"
 
@@ -27,7 +29,25 @@ Error check(const PrefillParams& p) {
   return {};
 }
 
-bool is_sm90(int32_t variant) { return variant == 0 || variants()[variant - 1] == std::string("sm90"); }
+std::string described(const PrefillParams& p) {
+  return std::string("; this call has ") + name_of(p.dtype) + ", scale " + std::to_string(p.scale) + ", " +
+         std::to_string(p.tokens) + " queries and " + std::to_string(p.stored) + " keys of " + std::to_string(p.heads) +
+         " heads";
+}
+
+Error attend(const PrefillParams& p, const Device& device, int32_t compute_capability) {
+  const std::string variant = p.variant == 0 ? "" : variants()[p.variant - 1];
+#if defined(JAX_MLA_SM90)
+  if (variant != "generic" && compute_capability == 90 && sm90_prefill::takes(p)) return prefill_sm90(p, device);
+#endif
+  if (variant == "sm90") {
+    return "jax_mla: mla_prefill's Hopper kernel takes bfloat16 and float16 with scale > 0 on compute capability 9.0" +
+           described(p) + " on " + std::to_string(compute_capability / 10) + "." +
+           std::to_string(compute_capability % 10);
+  }
+  if (generic_prefill::takes(p)) return prefill_generic(p, device);
+  return "jax_mla: mla_prefill's generic kernel takes bfloat16 and float16, and counts with 29 bits" + described(p);
+}
 
 }  // namespace
 
@@ -39,16 +59,7 @@ Error prefill(const PrefillParams& params, const Device& device) {
   error = device_attribute(&major, cudaDevAttrComputeCapabilityMajor, device);
   if (error.empty()) error = device_attribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
   if (!error.empty()) return error;
-#if defined(JAX_MLA_SM90)
-  if (is_sm90(params.variant) && major == 9 && minor == 0 && sm90_prefill::takes(params)) {
-    return prefill_sm90(params, device);
-  }
-#endif
-  return std::string(
-             "jax_mla: mla_prefill on CUDA has the variant sm90 alone, for bfloat16 and float16, scale > 0 and ") +
-         "compute capability 9.0; this call has " + name_of(params.dtype) + ", scale " + std::to_string(params.scale) +
-         " and " + std::to_string(major) + "." + std::to_string(minor) +
-         (is_sm90(params.variant) ? "" : ", and asks for another variant");
+  return attend(params, device, major * 10 + minor);
 }
 
 }  // namespace mla

@@ -2,14 +2,17 @@
 //   mla_cuda_driver [--quick] [--variant NAME[,DTYPES]] [--time [--cells N,N,..] [--tile-rows N] [--page-size N]]
 //
 // Random data, poisoned results, NaN wherever nothing may be read; oracles in double precision. --quick: a small
-// selection, for compute-sanitizer. --variant: mla_prefill alone ("prefill"), decode by that variant alone, or by that
-// variant over these dtypes alone ("bf16", "f16", "bf16/e4m3fn": queries and cache, "e4m3fn"). --time: device times
-// instead of tests, of these cells (numbers of kCells in cuda_timing.h), with other tiles or pages than usual. Exits
-// with 1 at the first mismatch.
+// selection, for compute-sanitizer. --variant: mla_prefill alone ("prefill", or "prefill:NAME" by that variant),
+// packing, gather and merging alone ("context"), decode by that variant alone, or by that variant over these dtypes
+// alone ("bf16", "f16", "bf16/e4m3fn": queries and cache, "e4m3fn"). --time: device times instead of tests, of decode's
+// cells (numbers of kCells in cuda_timing.h), with other tiles or pages than usual. Exits with 1 at the first mismatch.
 #include <chrono>
 
+#include "tests/native/cuda_context_timing.h"
 #include "tests/native/cuda_decode_groups.h"
+#include "tests/native/cuda_gather_group.h"
 #include "tests/native/cuda_helper_groups.h"
+#include "tests/native/cuda_pack_group.h"
 #include "tests/native/cuda_plan_group.h"
 #include "tests/native/cuda_prefill_group.h"
 #include "tests/native/cuda_prefill_timing.h"
@@ -26,6 +29,11 @@ struct Group {
 struct DecodeGroup {
   const char* name;
   std::string (*run)(const Variant& variant, bool quick);
+};
+
+struct PrefillGroup {
+  const char* name;
+  std::string (*run)(const PrefillVariant& variant, bool quick);
 };
 
 constexpr DecodeGroup kDecodeGroups[] = {
@@ -46,19 +54,25 @@ constexpr DecodeGroup kDecodeGroups[] = {
     {"choice of the variant", choice_group},
 };
 
-constexpr Group kPrefillGroups[] = {
-    {"mla_prefill: ragged batches", prefill_group},
-    {"mla_prefill: long requests, far addresses", prefill_long_group},
-    {"mla_prefill: repeats", prefill_repeats_group},
-    {"mla_prefill: lengths out of range", prefill_lengths_group},
-    {"mla_prefill: refusals", prefill_refusals_group},
+constexpr PrefillGroup kPrefillGroups[] = {
+    {"ragged batches", prefill_group},    {"long requests, far addresses", prefill_long_group},
+    {"repeats", prefill_repeats_group},   {"lengths out of range", prefill_lengths_group},
+    {"refusals", prefill_refusals_group},
+};
+
+constexpr Group kContextGroups[] = {
+    {"pack_kv", pack_group},
+    {"pack_kv: all dtypes and codes", pack_casts_group},
+    {"gather_context", gather_group},
+    {"gather_context: lengths out of range", gather_garbage_group},
+    {"gather_context: far addresses", gather_far_group},
+    {"merge_states", merge_group},
 };
 
 constexpr Group kOtherGroups[] = {
     {"plan_decode", plan_group},
     {"update_cache", update_group},
     {"update_cache: casts to e4m3fn", cast_group},
-    {"merge_states", merge_group},
 };
 
 template <class Run>
@@ -73,7 +87,7 @@ void run_group(const std::string& name, Run run) {
 }
 
 int run_all(bool quick, const std::string& only) {
-  bool known = only.empty() || only == "prefill";
+  bool known = only.empty() || only == "context";
   for (const Variant& variant : decode_variants()) {
     if (!selected(variant, only)) continue;
     known = true;
@@ -81,9 +95,19 @@ int run_all(bool quick, const std::string& only) {
       run_group(variant.name + " " + variant.dtypes() + ": " + group.name, [&] { return group.run(variant, quick); });
     }
   }
-  require(known, "this device has no variant " + only + " of mla_decode");
-  for (const Group& group : kPrefillGroups) {
-    if (only.empty() || only == "prefill") run_group(group.name, [&] { return group.run(quick); });
+  for (const PrefillVariant& variant : prefill_variants()) {
+    if (!selected(variant, only)) continue;
+    known = true;
+    for (const PrefillGroup& group : kPrefillGroups) {
+      run_group("mla_prefill " + variant.name + ": " + group.name, [&] { return group.run(variant, quick); });
+    }
+  }
+  require(known, "this device has no variant " + only);
+  if (only.empty() || only == "prefill") {
+    run_group("mla_prefill: choice of the variant", [&] { return prefill_choice_group(quick); });
+  }
+  for (const Group& group : kContextGroups) {
+    if (only.empty() || only == "context") run_group(group.name, [&] { return group.run(quick); });
   }
   for (const Group& group : kOtherGroups) {
     if (only.empty()) run_group(group.name, [&] { return group.run(quick); });
@@ -119,8 +143,12 @@ int main(int argc, char** argv) {
     return 2;
   }
   if (!time) return mla::test::run_all(quick, variant);
-  if (variant == "prefill") {
-    mla::test::time_prefill();
+  if (variant.rfind("prefill", 0) == 0) {
+    for (const auto& each : mla::test::prefill_variants()) {
+      if (mla::test::selected(each, variant)) mla::test::time_prefill(each);
+    }
+  } else if (variant == "context") {
+    mla::test::time_context();
   } else {
     mla::test::time_all(variant, cells, forced);
   }

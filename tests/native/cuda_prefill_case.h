@@ -9,7 +9,15 @@
 
 namespace mla::test {
 
+// A kernel that is compiled in and that this device runs.
+struct PrefillVariant {
+  std::string name = "the best";
+  int32_t number = 0;     // PrefillParams::variant
+  bool any_scale = true;  // negative ones and 0 too
+};
+
 struct PrefillShapes {
+  PrefillVariant variant = {};
   DType dtype = DType::kBF16;
   int32_t heads = 24;
   bool causal = true;
@@ -24,10 +32,11 @@ struct PrefillShapes {
   uint64_t seed = 1;
 
   std::string text() const {
-    std::string s = std::string(short_name(dtype)) + ", heads " + std::to_string(heads) +
-                    (causal ? ", causal" : ", full") + (merge ? ", merge" : "") + (key_mask ? ", key mask" : "") +
-                    (whole_values ? ", whole values" : "") + (bad_values ? ", bad values" : "") + ", gaps " +
-                    std::to_string(q_gap) + " " + std::to_string(kv_gap) + ", queries/keys";
+    std::string s = variant.name + ", " + short_name(dtype) + ", heads " + std::to_string(heads) + ", scale " +
+                    std::to_string(scale) + (causal ? ", causal" : ", full") + (merge ? ", merge" : "") +
+                    (key_mask ? ", key mask" : "") + (whole_values ? ", whole values" : "") +
+                    (bad_values ? ", bad values" : "") + ", gaps " + std::to_string(q_gap) + " " +
+                    std::to_string(kv_gap) + ", queries/keys";
     for (size_t b = 0; b < q_lens.size() && b < 12; ++b) {
       s += " " + std::to_string(q_lens[b]) + "/" + std::to_string(kv_lens[b]);
     }
@@ -184,6 +193,7 @@ class PrefillCase {
     p_.batch = static_cast<int32_t>(shapes.q_lens.size());
     p_.heads = shapes.heads;
     p_.scale = shapes.scale;
+    p_.variant = shapes.variant.number;
     p_.causal = shapes.causal;
     p_.merge = shapes.merge;
     p_.dtype = shapes.dtype;

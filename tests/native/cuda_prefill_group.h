@@ -1,4 +1,4 @@
-// The driver's groups for mla_prefill, by the Hopper kernel.
+// The driver's groups for mla_prefill, by one of its kernels.
 #pragma once
 
 #include "kernels/capability.h"
@@ -6,18 +6,36 @@
 
 namespace mla::test {
 
-// Whether this build and this device have a kernel.
-inline bool has_prefill() {
-  int32_t major = 0, minor = 0;
-  check(device_attribute(&major, cudaDevAttrComputeCapabilityMajor, device()));
-  check(device_attribute(&minor, cudaDevAttrComputeCapabilityMinor, device()));
-  const std::vector<const char*> names = variants();
-  return major == 9 && minor == 0 &&
-         std::any_of(names.begin(), names.end(), [](const char* name) { return name == std::string("sm90"); });
+// The best first.
+inline const std::vector<PrefillVariant>& prefill_variants() {
+  static const std::vector<PrefillVariant> kVariants = [] {
+    int32_t major = 0, minor = 0;
+    check(device_attribute(&major, cudaDevAttrComputeCapabilityMajor, device()));
+    check(device_attribute(&minor, cudaDevAttrComputeCapabilityMinor, device()));
+    const std::vector<const char*> names = variants();
+    std::vector<PrefillVariant> all;
+    for (const Capability& row : capabilities()) {
+      const std::string architecture = row.architecture, name = row.variant;
+      const bool runs = architecture.back() == '+' || architecture == "sm_" + std::to_string(major * 10 + minor);
+      const bool known = std::any_of(all.begin(), all.end(), [&](const auto& other) { return other.name == name; });
+      if (row.operation != std::string("mla_prefill") || !runs || known) continue;
+      const auto position = std::find(names.begin(), names.end(), name);
+      require(position != names.end(), "variants() lacks " + name);
+      all.push_back({name, static_cast<int32_t>(position - names.begin()) + 1, !row.positive_scale});
+    }
+    return all;
+  }();
+  return kVariants;
 }
 
-inline PrefillShapes random_prefill(Random& random, bool quick) {
+// Whether "prefill", "prefill:NAME" or nothing means this one.
+inline bool selected(const PrefillVariant& variant, const std::string& only) {
+  return only.empty() || only == "prefill" || only == "prefill:" + variant.name;
+}
+
+inline PrefillShapes random_prefill(const PrefillVariant& variant, Random& random, bool quick) {
   PrefillShapes s;
+  s.variant = variant;
   s.seed = random();
   s.dtype = pick(random, 0, 1) ? DType::kBF16 : DType::kF16;
   s.causal = pick(random, 0, 2) > 0;
@@ -29,6 +47,8 @@ inline PrefillShapes random_prefill(Random& random, bool quick) {
   s.q_gap = pick(random, 0, 2) ? 0 : pick(random, 1, 200);
   s.kv_gap = pick(random, 0, 2) ? 0 : pick(random, 1, 200);
   if (pick(random, 0, 2) == 0) s.scale = 1.0f;
+  const float others[] = {0.0f, -0.07f, -1.0f};
+  if (variant.any_scale && pick(random, 0, 2) == 0) s.scale = others[pick(random, 0, 2)];
   const bool many = pick(random, 0, 2) == 0;
   s.q_lens.clear();
   s.kv_lens.clear();
@@ -48,13 +68,12 @@ inline PrefillShapes random_prefill(Random& random, bool quick) {
   return s;
 }
 
-inline std::string prefill_group(bool quick) {
-  if (!has_prefill()) return "no kernel for this device";
+inline std::string prefill_group(const PrefillVariant& variant, bool quick) {
   Random random(17);
   const int count = quick ? 12 : 200;
   double worst = 0;
   for (int i = 0; i < count; ++i) {
-    PrefillCase problem(random_prefill(random, quick));
+    PrefillCase problem(random_prefill(variant, random, quick));
     problem.run();
     worst = std::max(worst, problem.verify());
   }
@@ -63,8 +82,7 @@ inline std::string prefill_group(bool quick) {
   return text;
 }
 
-inline std::string prefill_long_group(bool quick) {
-  if (!has_prefill()) return "no kernel for this device";
+inline std::string prefill_long_group(const PrefillVariant& variant, bool quick) {
   if (quick) return "left out";
   double worst = 0;
   const auto verify = [&](PrefillShapes s) {
@@ -73,6 +91,7 @@ inline std::string prefill_long_group(bool quick) {
     worst = std::max(worst, problem.verify());
   };
   PrefillShapes s;
+  s.variant = variant;
   s.heads = 3;
   s.q_lens = s.kv_lens = {8192};
   verify(s);
@@ -86,6 +105,7 @@ inline std::string prefill_long_group(bool quick) {
   verify(s);
   // Elements past 2^31: of the keys, and of the whole up-projection.
   s = {};
+  s.variant = variant;
   s.heads = 128;
   s.whole_values = true;
   s.q_lens = {70};
@@ -97,9 +117,9 @@ inline std::string prefill_long_group(bool quick) {
   return text;
 }
 
-inline std::string prefill_repeats_group(bool quick) {
-  if (!has_prefill()) return "no kernel for this device";
+inline std::string prefill_repeats_group(const PrefillVariant& variant, bool quick) {
   PrefillShapes s;
+  s.variant = variant;
   s.q_lens = {700, 1, 0, 130};
   s.kv_lens = {900, 1, 50, 100};
   for (bool merge : {false, true}) {
@@ -117,12 +137,11 @@ inline std::string prefill_repeats_group(bool quick) {
 }
 
 // Lengths that lead nowhere: the call ends, and writes no row that is not there.
-inline std::string prefill_lengths_group(bool quick) {
-  if (!has_prefill()) return "no kernel for this device";
+inline std::string prefill_lengths_group(const PrefillVariant& variant, bool quick) {
   Random random(23);
   const int count = quick ? 4 : 60;
   for (int i = 0; i < count; ++i) {
-    PrefillShapes s = random_prefill(random, /*quick=*/true);
+    PrefillShapes s = random_prefill(variant, random, /*quick=*/true);
     s.merge = false;
     PrefillCase problem(s);
     const size_t batch = s.q_lens.size();
@@ -142,29 +161,41 @@ inline std::string prefill_lengths_group(bool quick) {
   return std::to_string(count) + " calls";
 }
 
-inline std::string prefill_refusals_group(bool) {
-  if (!has_prefill()) return "no kernel for this device";
-  PrefillCase problem(PrefillShapes{});
+inline std::string prefill_refusals_group(const PrefillVariant& variant, bool) {
+  PrefillShapes s;
+  s.variant = variant;
+  PrefillCase problem(s);
   const auto refuses = [&](const char* text, PrefillParams p) {
     const Error error = prefill(p, device());
     require(error.find(text) != std::string::npos, std::string("no word of ") + text + " in: " + error);
   };
   PrefillParams p = problem.params();
   p.scale = 0;
-  refuses("scale > 0", p);
-  p = problem.params();
-  p.variant = 1;
-  refuses("another variant", p);
+  if (!variant.any_scale) refuses("scale > 0", p);
   p = problem.params();
   p.variant = 9;
   refuses("variant is 9", p);
   p = problem.params();
   p.dtype = p.out_dtype = DType::kF32;
-  refuses("float32", p);
+  refuses("takes bfloat16 and float16", p);
   p = problem.params();
   p.out_dtype = DType::kF32;
   refuses("writes bfloat16", p);
-  return "5 refusals";
+  return "refused with words";
+}
+
+// Left to the entry: whatever the scale, a kernel that takes it.
+inline std::string prefill_choice_group(bool) {
+  PrefillShapes s;
+  s.q_lens = {300, 5};
+  s.kv_lens = {400, 5};
+  for (float scale : {0.072168784f, 0.0f, -0.5f}) {
+    s.scale = scale;
+    PrefillCase problem(s);
+    problem.run();
+    problem.verify();
+  }
+  return "3 scales";
 }
 
 }  // namespace mla::test

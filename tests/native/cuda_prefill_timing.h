@@ -4,7 +4,7 @@
 
 #include <unistd.h>
 
-#include "tests/native/cuda_prefill_case.h"
+#include "tests/native/cuda_prefill_group.h"
 
 namespace mla::test {
 
@@ -62,9 +62,10 @@ Times time_under_power(int calls, Record record) {
 }
 
 // The results of cells with few enough rows are compared with the oracle too.
-inline void time_prefill() {
+inline void time_prefill(const PrefillVariant& variant) {
   for (const PrefillCell& cell : kPrefillCells) {
     PrefillShapes shapes;
+    shapes.variant = variant;
     shapes.heads = cell.heads;
     shapes.causal = cell.causal;
     shapes.whole_values = true;
@@ -77,10 +78,10 @@ inline void time_prefill() {
     const double flops = 2.0 * (kHeadDim + kNope) * cell.batch * cell.heads * pairs;
     const Times times = time_under_power(flops < 1e12 ? 4 : 1, [&] { check(prefill(problem.params(), device())); });
     std::printf(
-        "%2d x %5d queries, %5d keys x %3d heads, %s: burst %8.1f us %6.1f TFLOP/s, sustained %8.1f us %6.1f "
+        "%-8s %2d x %5d queries, %5d keys x %3d heads, %s: burst %8.1f us %6.1f TFLOP/s, sustained %8.1f us %6.1f "
         "TFLOP/s, error %.1e\n",
-        cell.batch, cell.queries, cell.keys, cell.heads, cell.causal ? "causal" : "full  ", times.burst,
-        flops / times.burst * 1e-6, times.sustained, flops / times.sustained * 1e-6, error);
+        variant.name.c_str(), cell.batch, cell.queries, cell.keys, cell.heads, cell.causal ? "causal" : "full  ",
+        times.burst, flops / times.burst * 1e-6, times.sustained, flops / times.sustained * 1e-6, error);
     std::fflush(stdout);
   }
 }

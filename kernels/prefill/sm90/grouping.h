@@ -7,7 +7,7 @@ namespace mla::sm90_prefill {
 
 // No more CTAs than tiles.
 inline int32_t cta_count(const PrefillParams& p, int32_t multiprocessors) {
-  const int64_t tiles = most_head_tiles(p) * p.heads;
+  const int64_t tiles = most_head_tiles<kTileQueries>(p) * p.heads;
   return static_cast<int32_t>(tiles < multiprocessors ? tiles : multiprocessors);
 }
 

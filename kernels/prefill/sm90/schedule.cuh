@@ -6,34 +6,10 @@
 // length those of a request follow one another, and the heads of a tile.
 #pragma once
 
+#include "kernels/prefill/request.cuh"
 #include "kernels/prefill/sm90/shape.h"
 
 namespace mla::sm90_prefill {
-
-// Queries and keys of one request, as positions inside the arrays.
-struct Request {
-  int32_t q_begin, q_end, kv_begin, kv_end;
-  int32_t diagonal;
-  int32_t tiles;
-};
-
-// Queries in front of all requests and behind them make two requests more, 0 and batch + 1, which have no keys.
-__device__ __forceinline__ Request read_request(const PrefillParams& p, int32_t index) {
-  const bool real = index > 0 && index <= p.batch;
-  const int32_t q_begin = index == 0 ? 0 : p.cu_q_lens[index - 1];
-  const int32_t q_end = index <= p.batch ? p.cu_q_lens[index] : p.tokens;
-  const int32_t kv_begin = real ? p.cu_kv_lens[index - 1] : 0, kv_end = real ? p.cu_kv_lens[index] : 0;
-  Request r;
-  r.q_begin = clamp(q_begin, 0, p.tokens);
-  r.q_end = clamp(q_end, r.q_begin, p.tokens);
-  r.kv_begin = clamp(kv_begin, 0, static_cast<int32_t>(p.stored));
-  r.kv_end = clamp(kv_end, r.kv_begin, static_cast<int32_t>(p.stored));
-  // The last query sees the last key. Lengths out of range may give anything here.
-  r.diagonal = clamp(static_cast<int32_t>(static_cast<uint32_t>(kv_end) - static_cast<uint32_t>(q_end) + 1),
-                     -kMostTokens, kMostTokens);
-  r.tiles = (r.q_end - r.q_begin + kTileQueries - 1) / kTileQueries;
-  return r;
-}
 
 // How many of a request's tiles need `blocks` blocks of keys or more: the last ones, since later queries see more.
 __device__ __forceinline__ int32_t tiles_of_at_least(const Request& r, bool causal, int32_t blocks) {
@@ -52,7 +28,7 @@ __device__ __forceinline__ int32_t count_tiles(const PrefillParams& p, int32_t b
   int32_t sum = 0;
 #pragma unroll 1
   for (int32_t i = threadIdx.x % 32; i < p.batch + 2; i += 32) {
-    sum += tiles_of_at_least(read_request(p, i), p.causal, blocks);
+    sum += tiles_of_at_least(read_request<kTileQueries>(p, i), p.causal, blocks);
   }
   return __reduce_add_sync(0xFFFFFFFF, sum);  // in a uniform register, as then all that follows from it
 }
@@ -79,7 +55,7 @@ __device__ __forceinline__ void find_tile(const PrefillParams& p, int32_t rank, 
   for (int32_t first = 0; first < p.batch + 2; first += 32) {
     int32_t count = 0;
     if (first + lane < p.batch + 2) {
-      const Request r = read_request(p, first + lane);
+      const Request r = read_request<kTileQueries>(p, first + lane);
       count = tiles_of_at_least(r, p.causal, blocks) - tiles_of_at_least(r, p.causal, blocks + 1);
     }
     int32_t before = count;  // and this request's own
@@ -97,7 +73,7 @@ __device__ __forceinline__ void find_tile(const PrefillParams& p, int32_t rank, 
   }
   __syncwarp();
   // The request and the tile's number in it came through the target: registers are few.
-  const Request r = read_request(p, target.kv_begin);
+  const Request r = read_request<kTileQueries>(p, target.kv_begin);
   const int32_t index = r.tiles - tiles_of_at_least(r, p.causal, blocks + 1) - 1 - target.rows;
   const int32_t first_query = r.q_begin + index * kTileQueries;
   __syncwarp();
@@ -114,7 +90,7 @@ __device__ __forceinline__ void find_tile(const PrefillParams& p, int32_t rank, 
 
 // By a whole warp. Lengths that descend may give more tiles than there can be; then some are left out.
 __device__ __forceinline__ void start_progress(const PrefillParams& p, const Schedule& schedule, Progress& progress) {
-  const int32_t head_tiles = clamp(count_tiles(p, 0), 0, static_cast<int32_t>(most_head_tiles(p)));
+  const int32_t head_tiles = clamp(count_tiles(p, 0), 0, static_cast<int32_t>(most_head_tiles<kTileQueries>(p)));
   const uint32_t tiles = static_cast<uint32_t>(head_tiles) * schedule.group_heads;
   // Causal: a group begins with a round, since what a round lacks are then the shortest tiles.
   const uint32_t places = p.causal ? (tiles + gridDim.x - 1) / gridDim.x * gridDim.x : tiles;

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "kernels/params.h"
+#include "kernels/prefill/request.cuh"
 
 namespace mla::sm90_prefill {
 
@@ -51,9 +52,6 @@ constexpr int kTiles = 4;   // that the loading warps may be ahead of the attend
 constexpr int kStartBarrier = 1;  // named barrier of all threads, besides __syncthreads' 0
 
 constexpr int32_t kNever = INT32_MAX;  // a position that no key has
-
-// So that sums and differences of positions fit 32 bits: the loading warps have few registers.
-constexpr int32_t kMostTokens = 1 << 29;
 
 // Queries of one request and head, and the keys that they see. Positions are those in the arrays.
 struct Tile {
@@ -111,12 +109,6 @@ struct Schedule {
   int32_t group_heads;  // whose tiles run side by side, so that L2 holds their keys and values
 };
 
-// Tiles that a head may have: besides those that fill whole ones, a short one for each request, and for the queries
-// that none owns.
-__host__ __device__ inline int64_t most_head_tiles(const PrefillParams& p) {
-  return int64_t{p.tokens} / kTileQueries + p.batch + 2;
-}
-
 // A position in a ring of slots, and the parity of the barriers of its current round.
 template <int kSlots>
 struct Ring {
@@ -128,10 +120,6 @@ struct Ring {
   __device__ __forceinline__ void advance() { ++count; }
   __device__ __forceinline__ void skip(int32_t steps) { count += static_cast<uint32_t>(steps); }
 };
-
-__device__ __forceinline__ int32_t clamp(int32_t x, int32_t low, int32_t high) {
-  return x < low ? low : x > high ? high : x;
-}
 
 // An mbarrier of Control, of which `control` is the shared address: array by its offset, and number in it.
 __device__ __forceinline__ uint32_t barrier_at(uint32_t control, size_t array, int index) {

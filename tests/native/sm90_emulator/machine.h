@@ -80,6 +80,7 @@ struct Barrier {  // an mbarrier's 64 bits
 static_assert(sizeof(Barrier) == 8);
 
 using Product = std::function<void()>;
+using AsyncCopy = std::function<void()>;
 
 struct Thread {
   ucontext_t context;
@@ -89,10 +90,12 @@ struct Thread {
   std::vector<Product> open;                // not yet committed
   std::deque<std::vector<Product>> groups;  // committed
   const uint32_t* fragment = nullptr;       // left operand in registers
+  std::vector<AsyncCopy> copying;           // cp.async, not yet committed
+  std::deque<std::vector<AsyncCopy>> copies;
 };
 
 struct Warp {
-  std::array<std::array<uint32_t, kWarpThreads>, 3> values;  // what its threads brought to a meeting
+  std::array<std::array<uint32_t, kWarpThreads>, 6> values;  // what its threads brought to a meeting
   int arrived = 0, meetings = 0;
   uint32_t result = 0;
 };
@@ -112,7 +115,7 @@ class Machine {
  public:
   std::mt19937 random;
   uint32_t block = 0, blocks = 1;
-  int current = 0;
+  int current = 0, count = 0;
 
   Thread& thread() { return threads_[current]; }
   Thread& thread_at(int index) { return threads_[index]; }
@@ -122,6 +125,7 @@ class Machine {
   // Runs `kernel` on `count` threads of block `index`. False: some threads wait for what never comes.
   bool run(uint32_t index, int count, const std::function<void()>& kernel) {
     block = index;
+    this->count = count;
     kernel_ = &kernel;
     if (static_cast<int>(threads_.size()) < count) threads_.resize(count);
     warps_.assign(count / kWarpThreads, {});
@@ -384,3 +388,10 @@ inline int __clz(int value) { return __builtin_clz(static_cast<unsigned>(value))
 inline void __syncwarp() {
   mla::emulator::machine.meet([](auto&) {});
 }
+
+inline void __syncthreads() {
+  auto& machine = mla::emulator::machine;
+  machine.named_barrier(0, machine.count, true);
+}
+
+inline void atomicMin(int32_t* target, int32_t value) { *target = std::min(*target, value); }

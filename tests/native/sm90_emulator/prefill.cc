@@ -6,8 +6,8 @@
 // The kernel's headers come first, so that they find the emulator's vocabulary.
 #include "kernels/prefill/sm90/grouping.h"
 #include "kernels/prefill/sm90/limits.h"
-#include "tests/native/prefill_case.h"
 #include "tests/native/sm90_emulator/describe.h"
+#include "tests/native/sm90_emulator/prefill_cases.h"
 
 namespace mla::sm90_prefill {
 alignas(1024) unsigned char shared_base[emulator::kSharedBytes];
@@ -48,7 +48,8 @@ void run_kernel(const PrefillParams& p, int32_t ctas) {
   }
 }
 
-void run(const PrefillParams& p, int32_t ctas) {
+void run(const PrefillParams& p, Random& random) {
+  const int32_t ctas = sm90_prefill::cta_count(p, pick(random, 1, 5));
   report.expect(sm90_prefill::takes(p), "the kernel refuses this");
   const bool masked = p.key_mask != nullptr;
   if (p.dtype == DType::kF16) {
@@ -58,72 +59,12 @@ void run(const PrefillParams& p, int32_t ctas) {
   }
 }
 
-PrefillShape random_shape(Random& random) {
-  PrefillShape s;
-  s.type = choose(random, {DType::kBF16, DType::kF16});
-  s.causal = pick(random, 0, 2) > 0;
-  s.merge = pick(random, 0, 2) == 0;
-  s.key_mask = pick(random, 0, 2) == 0;
-  s.whole_values = pick(random, 0, 1) == 1;
-  s.q_gap = choose(random, {0, 0, 3});
-  s.kv_gap = choose(random, {0, 0, 5});
-  const bool many = pick(random, 0, 3) == 0;  // short requests, so that the roles are tiles apart
-  s.heads = many ? choose(random, {1, 3}) : pick(random, 1, 2);
-  for (int b = many ? pick(random, 6, 40) : pick(random, 1, 3); b > 0; --b) {
-    const int queries = many ? pick(random, 0, 5) : choose(random, {0, 1, 64, 65, 128, pick(random, 1, 200)});
-    const int keys = many ? pick(random, 0, 40) : choose(random, {0, 128, queries, queries, pick(random, 1, 500)});
-    s.q_lens.push_back(queries);
-    s.kv_lens.push_back(keys);
-  }
-  return s;
-}
-
-// Values that are not finite, each seen by some queries alone where the mask is causal.
-void spoil_values(PrefillCase& problem, Random& random) {
-  for (int i = pick(random, 1, 3); i > 0 && problem.stored > 0; --i) {
-    problem.spoil_value(pick(random, 0, problem.stored - 1), pick(random, 0, problem.shape.heads - 1),
-                        choose(random, {kNaN, kInfinity, -kInfinity}));
-  }
-}
-
-// Whatever the lengths say, accesses stay in the arrays. (A run ends, and AddressSanitizer would see one outside.)
-void run_astray(PrefillCase& problem, Random& random, int32_t ctas) {
-  for (auto* lens : {&problem.cu_q_lens, &problem.cu_kv_lens}) {
-    for (int32_t& n : *lens) {
-      if (pick(random, 0, 2) == 0) n = choose(random, {-1, INT32_MIN, INT32_MAX, pick(random, -50, 600)});
-    }
-  }
-  run(problem.params(), ctas);
-}
-
-int run_all(int cases, uint32_t seed) {
-  Random random(seed);
-  machine.random.seed(seed);
-  double worst = 0;
-  for (int i = 0; i < cases; ++i) {
-    PrefillCase problem(random_shape(random), random);
-    if (problem.tokens == 0) continue;
-    if (pick(random, 0, 2) == 0) spoil_values(problem, random);
-    if (pick(random, 0, 2) == 0) problem.scale = 1.0f;  // few keys have all the weight
-    problem.prepare(random);
-    const int32_t ctas = sm90_prefill::cta_count(problem.params(), pick(random, 1, 5));
-    run(problem.params(), ctas);
-    const double tolerance = problem.shape.type == DType::kF16 ? 2e-3 : 1e-2;
-    const std::string wrong = problem.compare(tolerance, 1e-3, &worst);
-    report.expect(wrong.empty(), wrong + " [" + problem.shape.text() + "]");
-    if (pick(random, 0, 3) == 0) run_astray(problem, random, ctas);
-  }
-  char detail[64];
-  std::snprintf(detail, sizeof(detail), "worst error of out %.1e", worst);
-  report.group("the Hopper prefill kernel, emulated", detail);
-  return report.clean() ? 0 : 1;
-}
-
 }  // namespace
 }  // namespace mla::test
 
 int main(int argc, char** argv) {
   const int cases = argc > 1 ? std::atoi(argv[1]) : 60;
   const int seed = argc > 2 ? std::atoi(argv[2]) : 1;
-  return mla::test::run_all(cases, static_cast<uint32_t>(seed));
+  mla::test::PrefillCases{"the Hopper prefill kernel, emulated", mla::test::run}.run_all(cases, seed);
+  return mla::test::report.clean() ? 0 : 1;
 }

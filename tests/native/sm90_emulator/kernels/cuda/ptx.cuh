@@ -1,4 +1,4 @@
-// The emulator's side of kernels/cuda/ptx.cuh: what the Hopper kernels take from there.
+// The emulator's side of kernels/cuda/ptx.cuh: what the emulated kernels take from there.
 #pragma once
 
 #include "tests/native/sm90_emulator/machine.h"
@@ -29,6 +29,61 @@ inline void load_matrices(uint32_t (&r)[4], uint32_t shared, bool transposed) {
       std::memcpy(&pair[e], machine.shared(machine.warp().values[0][matrix * 8 + row]) + 2 * column, sizeof(pair[e]));
     }
     r[matrix] = static_cast<uint32_t>(pair[1]) << 16 | pair[0];
+  }
+  machine.meet([](auto&) {});
+}
+
+// At once, or as late as its thread waits for it.
+inline void cp_async_16(uint32_t shared, const void* global, bool valid) {
+  auto& machine = emulator::machine;
+  emulator::require(shared % 16 == 0, "cp.async writes 16 aligned bytes");
+  const auto copy = [shared, global, valid] {
+    unsigned char* target = emulator::machine.shared(shared);
+    valid ? std::memcpy(target, global, 16) : std::memset(target, 0, 16);
+  };
+  if (machine.random() % 2 == 0) return copy();
+  machine.thread().copying.push_back(copy);
+}
+
+inline void cp_async_commit() {
+  emulator::Thread& thread = emulator::machine.thread();
+  thread.copies.push_back(std::move(thread.copying));
+  thread.copying.clear();
+}
+
+template <int kPending>
+void cp_async_wait() {
+  auto& groups = emulator::machine.thread().copies;
+  for (; groups.size() > kPending; groups.pop_front()) {
+    for (const emulator::AsyncCopy& copy : groups.front()) copy();
+  }
+}
+
+template <class Element>
+float half_of(uint32_t pair, int which) {
+  const auto bits = static_cast<uint16_t>(which == 0 ? pair : pair >> 16);
+  Element value;
+  std::memcpy(static_cast<void*>(&value), &bits, sizeof(value));
+  return to_float(value);
+}
+
+template <class Element>
+void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  auto& machine = emulator::machine;
+  auto& values = machine.warp().values;
+  for (int i = 0; i < 4; ++i) values[i][machine.lane()] = a[i];
+  values[4][machine.lane()] = b0;
+  values[5][machine.lane()] = b1;
+  machine.meet([](auto&) {});
+  const int g = machine.lane() / 4, t = machine.lane() % 4;
+  for (int i = 0; i < 4; ++i) {
+    float sum = 0;
+    for (int k = 0; k < 16; ++k) {
+      const uint32_t left = values[k / 8 * 2 + i / 2][g * 4 + k % 8 / 2];
+      const uint32_t right = values[4 + k / 8][(2 * t + i % 2) * 4 + k % 8 / 2];
+      sum += half_of<Element>(left, k % 2) * half_of<Element>(right, k % 2);
+    }
+    d[i] += sum;
   }
   machine.meet([](auto&) {});
 }

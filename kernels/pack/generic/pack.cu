@@ -1,0 +1,130 @@
+// pack_kv and pack_kv_fp8: the nope part of each head's key beside the rope part that all heads share; values apart
+// where they change their type.
+//
+// It waits for memory alone. A CTA takes some (token, head) rows in their order and a thread a few groups of eight
+// columns of them, all of whose loads are on their way before the first store. The up-projection is read once, each
+// rope key by neighbouring rows, so from L1.
+#include <limits>
+#include <type_traits>
+
+#include "kernels/cuda/group.cuh"
+#include "kernels/cuda/launch.h"
+
+namespace mla {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kRows = 32;  // a CTA
+constexpr int kNopeGroups = kNope / kGroup;
+constexpr int kKeyGroups = kHeadDim / kGroup;
+constexpr int kUpWidth = 2 * kNope;
+
+__device__ __forceinline__ float scale_of(const float* scale) { return scale == nullptr ? 1.0f : *scale; }
+
+template <class Input, class Rope, class Output>
+__global__ void __launch_bounds__(kThreads) pack_kernel(const __grid_constant__ PackKvParams p) {
+  constexpr bool kValues = !std::is_same_v<Input, Output>;
+  constexpr int kGroups = kKeyGroups + (kValues ? kNopeGroups : 0);  // of a row: key, then value
+  constexpr int kSteps = kRows * kGroups / kThreads;
+  static_assert(kRows * kGroups % kThreads == 0 && sizeof(Rope) <= sizeof(Input));
+  const int64_t first_row = int64_t{blockIdx.x} * kRows, first_token = first_row / p.heads;
+  const int64_t rows_left = p.tokens * p.heads - first_row;
+  const int rows = rows_left < kRows ? static_cast<int>(rows_left) : kRows;
+  const auto first_head = static_cast<uint32_t>(first_row - first_token * p.heads),
+             heads = static_cast<uint32_t>(p.heads);
+  const Input* up = static_cast<const Input*>(p.kv_up) + first_row * kUpWidth;
+  const Rope* rope = static_cast<const Rope*>(p.k_pe) + p.k_pe_offset + first_token * p.k_pe_stride;
+  const auto is_rope = [](int group) { return group >= kNopeGroups && group < kKeyGroups; };
+
+  GroupBits<Input> read[kSteps];
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int i = step * kThreads + static_cast<int>(threadIdx.x), row = i / kGroups, group = i % kGroups;
+    if (row >= rows) break;
+    if (is_rope(group)) {
+      const int64_t token = (first_head + row) / heads;
+      const auto bits = load_group<Rope>(rope + token * p.k_pe_stride + (group - kNopeGroups) * kGroup);
+      memcpy(&read[step], &bits, sizeof(bits));
+    } else {
+      const int column = (group < kNopeGroups ? group : group - (kKeyGroups - kNopeGroups)) * kGroup;
+      read[step] = load_group<Input, /*kOnce=*/true>(up + row * kUpWidth + column);
+    }
+  }
+
+  // Scales belong to fp8: where there is none, the compiler knows that bits are moved.
+  const float k_scale = sizeof(Rope) == 1 ? scale_of(p.k_scale) : 1;
+  const float key_divide = kValues ? scale_of(p.packed_k_scale) : 1;
+  const float value_divide = kValues ? scale_of(p.packed_v_scale) : 1;
+  Output* k = static_cast<Output*>(p.k) + first_row * kHeadDim;
+  Output* v = static_cast<Output*>(p.v) + first_row * kNope;
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int i = step * kThreads + static_cast<int>(threadIdx.x), row = i / kGroups, group = i % kGroups;
+    if (row >= rows) break;
+    GroupBits<Output> packed;
+    if (is_rope(group)) {
+      GroupBits<Rope> bits;
+      memcpy(&bits, &read[step], sizeof(bits));
+      packed = convert_group<Output, Rope>(bits, {k_scale, key_divide, p.saturate});
+    } else {
+      const float divide = group < kNopeGroups ? key_divide : value_divide;
+      packed = convert_group<Output, Input>(read[step], {1, divide, p.saturate});
+    }
+    store_group<Output>(
+        group < kKeyGroups ? k + row * kHeadDim + group * kGroup : v + row * kNope + (group - kKeyGroups) * kGroup,
+        packed);
+  }
+}
+
+template <class Input, class Rope, class Output>
+Error launch_pack(const PackKvParams& params, const Device& device) {
+  const int64_t ctas = (params.tokens * params.heads + kRows - 1) / kRows;
+  if (ctas > std::numeric_limits<int32_t>::max()) {
+    return "jax_mla: pack_kv's " + std::to_string(params.tokens) + " tokens of " + std::to_string(params.heads) +
+           " heads are more than a grid holds";
+  }
+  LaunchShape shape;
+  shape.grid = dim3(static_cast<unsigned>(ctas));
+  shape.block = dim3(kThreads);
+  return launch("pack_kv", pack_kernel<Input, Rope, Output>, shape, device, params);
+}
+
+Error refusal(const PackKvParams& p) {
+  return std::string("jax_mla: pack_kv on CUDA cannot pack ") + name_of(p.input_dtype) + " with a rope key in " +
+         name_of(p.k_pe_dtype) + " to " + name_of(p.output_dtype) + (p.v == nullptr ? "" : ", with values");
+}
+
+template <class Input, class Output>
+Error launch_rope(const PackKvParams& params, const Device& device) {
+  if ((params.v != nullptr) == std::is_same_v<Input, Output>) return refusal(params);
+  if (params.k_pe_dtype == params.input_dtype) return launch_pack<Input, Input, Output>(params, device);
+  switch (params.k_pe_dtype) {
+    case DType::kE4M3FN: return launch_pack<Input, E4M3FN, Output>(params, device);
+    case DType::kE4M3FNUZ: return launch_pack<Input, E4M3FNUZ, Output>(params, device);
+    default: return refusal(params);
+  }
+}
+
+template <class Input>
+Error launch_input(const PackKvParams& params, const Device& device) {
+  if (params.output_dtype == params.input_dtype) return launch_rope<Input, Input>(params, device);
+  switch (params.output_dtype) {
+    case DType::kE4M3FN: return launch_rope<Input, E4M3FN>(params, device);
+    case DType::kE4M3FNUZ: return launch_rope<Input, E4M3FNUZ>(params, device);
+    default: return refusal(params);
+  }
+}
+
+}  // namespace
+
+Error pack_kv(const PackKvParams& params, const Device& device) {
+  if (params.tokens * params.heads == 0) return {};
+  switch (params.input_dtype) {
+    case DType::kF32: return launch_input<float>(params, device);
+    case DType::kBF16: return launch_input<__nv_bfloat16>(params, device);
+    case DType::kF16: return launch_input<__half>(params, device);
+    default: return refusal(params);
+  }
+}
+
+}  // namespace mla
