@@ -295,10 +295,10 @@ __device__ __forceinline__ void score_tiles(const DecodeParams& p, int32_t layer
         rescale_sums<Shape>(control.rescale[buffer], sum);
       }
       if (thread % kGroupThreads == 0) control.rescaled[buffer] = moved && block > 0;
-      if (kTwoGroups && block + 1 < blocks) ptx::barrier_arrive(kTurnBarrier + (group ^ 1), 2 * kGroupThreads);
-
       write_weights<Shape>(score, control.reference, warp, base + Shape::kWeightOffset + buffer * Shape::kWeightBytes,
                            sum);
+      // Not before the weights are made: the next block may move the references that they are relative to.
+      if (kTwoGroups && block + 1 < blocks) ptx::barrier_arrive(kTurnBarrier + (group ^ 1), 2 * kGroupThreads);
       ptx::fence_async_proxy();
       __syncwarp();
       if (lane == 0) ptx::mbarrier_arrive(weights_full + buffer * 8);
