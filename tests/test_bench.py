@@ -171,7 +171,9 @@ def test_bench_as_a_user_runs_it(tmp_path, capsys, monkeypatch):
     decodes = [row for row in kept if row["op"] == "mla_decode"]
     assert [row["cell"] for row in decodes] == [[2, 100, 3, 1]] * 4
     assert all(0 < row["error"] < TOLERANCES[row["dtype"]] and row["us"] > 0 for row in decodes)
-    assert all(row["with_plan_us"] > 0 and row["plan_us"] > 0 for row in decodes if row["implementation"][:3] == "cpu")
+    planned = [row for row in decodes if row["implementation"][:3] == "cpu" and row["dtype"] == "bf16"]
+    assert all(row["with_plan_us"] > 0 and row["plan_us"] > 0 for row in planned)
+    assert ["plan_us" in row for row in decodes].count(True) == len(planned) == 1
     assert [row["op"] for row in kept if row["implementation"] == "ceiling"] == ["copy", "read", "matmul bf16"]
     assert plot.exists() or "matplotlib is not installed" in captured.out
 
@@ -258,7 +260,7 @@ def test_a_peer_beside_us(tmp_path):
     assert notes == ["peers left out: absent: no such module"]
     arguments = parse(*SMALL[-4:], "--implementations", "cpu")
     for queries in (1, 2):
-        job = bench._Job(Cell(2, 70, 2, queries), ["cpu"], False, notes)
+        job = bench._Job(Cell(2, 70, 2, queries), ["cpu"], gpu=False, with_plan=True, notes=notes)
         bench._compile(job.to_compile())
         rows = job.measure(arguments, peers, notes)
         assert [row.implementation for row in rows[1:]] == ["double"] * (queries == 1)

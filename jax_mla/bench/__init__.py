@@ -61,12 +61,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="NAME",
         help=f"of mla_decode: cuda, cuda:generic, cpu, xla, ..., or {EINSUM} for XLA's gather and einsums "
-        "(default: the best, xla and that); both of XLA's for the first dtype alone",
+        "(default: the best, xla and that); both of XLA's, and what a plan costs, for the first dtype alone",
     )
     parser.add_argument("--peers", type=Path, metavar="DIR", help=f"what imports the peers (default {PEERS})")
     parser.add_argument("--repeats", type=int, default=4, metavar="N", help="of each time; the median counts")
     parser.add_argument("--seconds", type=float, default=0.02, metavar="S", help="of each repeat (default 0.02)")
-    parser.add_argument("--time-limit", type=float, metavar="S", help="start no cell after this many seconds")
+    parser.add_argument(
+        "--time-limit", type=float, metavar="S", help="start no cell after this many seconds of measuring"
+    )
     parser.add_argument("--no-ceilings", action="store_true", help="do not measure the machine's ceilings")
     parser.add_argument("--host", action="store_true", help="also what calls and steps cost the host")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows")
@@ -145,44 +147,59 @@ def cells(arguments: argparse.Namespace) -> list[Cell]:
     ]
 
 
+class Bench:
+    """What the arguments ask for, compiled, to be measured once or several times."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        if arguments.repeats < 1:
+            raise ValueError(f"--repeats is {arguments.repeats}; it has to be at least 1")
+        # PyTorch, where peers are timed, takes its memory beside JAX's.
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+        self.arguments = arguments
+        self.gpu = dispatch.default_platform() != "cpu"
+        self.device = _device()
+        self.notes: list[str] = []
+        wanted = cells(arguments)
+        progress(f"{self.device}: {len(wanted)} cells")
+        self.peers = _peers(arguments.peers, self.notes) if self.gpu else {}
+        if not self.gpu:
+            self.notes.append("peers: none runs on a CPU")
+        names = arguments.implementations or [None, dispatch.XLA, EINSUM]
+        self.jobs = []
+        for cell in wanted:
+            first = cell.dtype == arguments.dtype[0]
+            own = [name for name in names if first or name not in (dispatch.XLA, EINSUM)]
+            self.jobs.append(_Job(cell, own, self.gpu, first, self.notes))
+        _compile([step for job in self.jobs for step in job.to_compile()])
+
+    def measure(self) -> Results:
+        """All cells, one after the other."""
+        arguments = self.arguments
+        results = Results(self.device, "T" if self.gpu else "G", notes=[*self.notes])
+        started = time.perf_counter()
+
+        def elapsed() -> float:
+            return time.perf_counter() - started
+
+        if not arguments.no_ceilings:
+            progress(f"ceilings, {elapsed():.0f} s")
+            results.ceilings += ceilings.measure(self.gpu, arguments.seconds)
+        for number, job in enumerate(self.jobs, 1):
+            progress(f"[{number}/{len(self.jobs)}] {job.cell}, {elapsed():.0f} s")
+            if arguments.time_limit is not None and elapsed() > arguments.time_limit:
+                results.notes.append(f"time limit: not measured from cell {number} on: {job.cell}")
+                break
+            results.rows += job.measure(arguments, self.peers, results.notes)
+        if arguments.host:
+            progress(f"host, {elapsed():.0f} s")
+            results.host += host.measure()
+        report.end_progress()
+        return results
+
+
 def run(arguments: argparse.Namespace) -> Results:
-    """All cells, one after the other; programs are compiled before anything is timed."""
-    if arguments.repeats < 1:
-        raise ValueError(f"--repeats is {arguments.repeats}; it has to be at least 1")
-    # PyTorch, where peers are timed, takes its memory beside JAX's.
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    wanted = cells(arguments)
-    gpu = dispatch.default_platform() != "cpu"
-    results = Results(_device(), "T" if gpu else "G")
-    started = time.perf_counter()
-
-    def elapsed() -> float:
-        return time.perf_counter() - started
-
-    progress(f"{results.device}: {len(wanted)} cells")
-    peers = _peers(arguments.peers, results.notes) if gpu else {}
-    if not gpu:
-        results.notes.append("peers: none runs on a CPU")
-    names = arguments.implementations or [None, dispatch.XLA, EINSUM]
-    jobs = []
-    for cell in wanted:
-        own = [name for name in names if cell.dtype == arguments.dtype[0] or name not in (dispatch.XLA, EINSUM)]
-        jobs.append(_Job(cell, own, gpu, results.notes))
-    _compile([step for job in jobs for step in job.to_compile()])
-    if not arguments.no_ceilings:
-        progress(f"ceilings, {elapsed():.0f} s")
-        results.ceilings += ceilings.measure(gpu, arguments.seconds)
-    for number, job in enumerate(jobs, 1):
-        progress(f"[{number}/{len(jobs)}] {job.cell}, {elapsed():.0f} s")
-        if arguments.time_limit is not None and elapsed() > arguments.time_limit:
-            results.notes.append(f"time limit: not measured from cell {number} on: {job.cell}")
-            break
-        results.rows += job.measure(arguments, peers, results.notes)
-    if arguments.host:
-        progress(f"host, {elapsed():.0f} s")
-        results.host += host.measure()
-    report.end_progress()
-    return results
+    """Programs are compiled before anything is timed."""
+    return Bench(arguments).measure()
 
 
 def _device() -> str:
@@ -201,8 +218,11 @@ def _device() -> str:
 class _Job:
     """One cell: what is compiled for it, and its measurement."""
 
-    def __init__(self, cell: Cell, implementations: Sequence[str | None], gpu: bool, notes: list[str]) -> None:
+    def __init__(
+        self, cell: Cell, implementations: Sequence[str | None], gpu: bool, with_plan: bool, notes: list[str]
+    ) -> None:
         self.cell = cell
+        self.with_plan = with_plan  # also what planning costs
         # Several times an H200's L2; on a CPU, where a call is long, as much as compiles quickly.
         count = copies(cell, 240e6, least=3) if gpu else min(copies(cell, 64e6, least=1), 16)
         # Many calls a run, so that the launch of a graph is little beside it.
@@ -232,6 +252,8 @@ class _Job:
         label = name if name and ":" in name else choice.implementation
         calls = self.shapes.calls
         self.programs.append(programs.decode(label, name, calls, self.shapes))
+        if not self.with_plan:
+            return
         few = min(calls, 64)
         self.parts[label, "plan"] = programs.plan(label, name, few, self.shapes)
         self.parts[label, "with plan"] = programs.plan_and_decode(label, name, few, self.shapes)

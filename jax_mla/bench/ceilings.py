@@ -26,13 +26,29 @@ class Ceiling:
     TFLOPs: float = 0.0
 
 
+def _copy(_: jax.Array, x: jax.Array) -> jax.Array:
+    return jnp.copy(x)
+
+
+def _sum(_: jax.Array, x: jax.Array) -> jax.Array:
+    return jnp.sum(x)
+
+
+def _product(_: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
+    # b transposed, the only way that fp8 products take it
+    return jax.lax.dot_general(a, b, (((1,), (1,)), ((), ())), preferred_element_type=jnp.bfloat16)
+
+
+@functools.cache
+def _compiled(function: Callable[..., Any], gpu: bool, *operands: jax.ShapeDtypeStruct) -> jax.stages.Compiled:
+    """Once a process: XLA tries many kernels for a product."""
+    options = NO_GRAPHS if gpu else {}
+    return jax.jit(function, donate_argnums=0, keep_unused=True, compiler_options=options).lower(*operands).compile()
+
+
 def _us(function: Callable[..., Any], operands: tuple[Any, ...], seconds: float, gpu: bool) -> float:
     """Of one run: the median of five stretches. The first operand is donated and replaced by the result."""
-    compiled = (
-        jax.jit(function, donate_argnums=0, keep_unused=True, compiler_options=NO_GRAPHS if gpu else {})
-        .lower(*operands)
-        .compile()
-    )
+    compiled = _compiled(function, gpu, *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands))
     result, *rest = operands
 
     def stretch(runs: int) -> float:
@@ -53,9 +69,9 @@ def measure(gpu: bool, seconds: float) -> Iterator[Ceiling]:
     """A copy and a sum of a large array; matrix products in bf16, and in fp8 on a GPU."""
     size = 1 << (30 if gpu else 27)
     data = jax.jit(lambda: jax.random.normal(jax.random.key(0, impl="rbg"), (size // 4,)))()
-    us = _us(lambda _, x: jnp.copy(x), (jnp.zeros_like(data), data), seconds, gpu)
+    us = _us(_copy, (jnp.zeros_like(data), data), seconds, gpu)
     yield Ceiling("copy", size, us, TBps=2 * size / us * 1e-6)
-    us = _us(lambda _, x: jnp.sum(x), (jnp.float32(0), data), seconds, gpu)
+    us = _us(_sum, (jnp.float32(0), data), seconds, gpu)
     yield Ceiling("read", size, us, TBps=size / us * 1e-6)
     del data
 
@@ -64,11 +80,7 @@ def measure(gpu: bool, seconds: float) -> Iterator[Ceiling]:
     matrices = jax.jit(lambda key: [normal(k) for k in jax.random.split(key)])(jax.random.key(1, impl="rbg"))
     for name, dtype in (("bf16", jnp.bfloat16), ("fp8", jnp.float8_e4m3fn))[: 1 + gpu]:
         a, b = (m.astype(dtype) for m in matrices)
-
-        def product(_, a, b):  # b transposed, the only way that fp8 products take it
-            return jax.lax.dot_general(a, b, (((1,), (1,)), ((), ())), preferred_element_type=jnp.bfloat16)
-
-        us = _us(product, (jnp.zeros((rows, rows), jnp.bfloat16), a, b), seconds, gpu)
+        us = _us(_product, (jnp.zeros((rows, rows), jnp.bfloat16), a, b), seconds, gpu)
         yield Ceiling(f"matmul {name}", rows, us, TFLOPs=2 * rows**3 / us * 1e-6)
 
 
