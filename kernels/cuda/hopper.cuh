@@ -24,6 +24,21 @@ __device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(barrier) : "memory");
 }
 
+// How often a warp arrives. Once is enough, since __syncwarp orders what its other lanes did before;
+// compute-sanitizer's racecheck, which knows what a thread did before its own arrival alone, wants every lane's: a
+// build for it defines MLA_RACECHECK.
+#if defined(MLA_RACECHECK)
+constexpr uint32_t kWarpArrivals = 32;
+#else
+constexpr uint32_t kWarpArrivals = 1;
+#endif
+
+// By a whole warp.
+__device__ __forceinline__ void mbarrier_arrive_warp(uint32_t barrier) {
+  __syncwarp();
+  if (kWarpArrivals > 1 || threadIdx.x % 32 == 0) mbarrier_arrive(barrier);
+}
+
 // One arrival, and `bytes` that copies will deliver before the phase ends.
 __device__ __forceinline__ void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(barrier), "r"(bytes) : "memory");

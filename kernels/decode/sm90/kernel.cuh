@@ -22,13 +22,16 @@ template <class Shape>
 __device__ __forceinline__ void init_barriers(Control<Shape>& control) {
   for (int i = 0; i < Shape::kSlots; ++i) {
     ptx::mbarrier_init(ptx::shared_address(&control.full[i]), 1);
-    ptx::mbarrier_init(ptx::shared_address(&control.empty[i]), kOutputWarps);
+    ptx::mbarrier_init(ptx::shared_address(&control.empty[i]), kOutputWarps * ptx::kWarpArrivals);
   }
-  ptx::mbarrier_init(ptx::shared_address(&control.query_full), 2);  // the queries, and what they are
-  ptx::mbarrier_init(ptx::shared_address(&control.query_empty), Shape::kScoreWarps);
-  for (int i = 0; i < 2; ++i) ptx::mbarrier_init(ptx::shared_address(&control.weights_full[i]), kGroupWarps);
-  ptx::mbarrier_init(ptx::shared_address(&control.sums_full), kGroupWarps);
-  ptx::mbarrier_init(ptx::shared_address(&control.sums_empty), kOutputWarps);
+  // The queries, and what they are.
+  ptx::mbarrier_init(ptx::shared_address(&control.query_full), 1 + ptx::kWarpArrivals);
+  ptx::mbarrier_init(ptx::shared_address(&control.query_empty), Shape::kScoreWarps * ptx::kWarpArrivals);
+  for (uint64_t& barrier : control.weights_full) {
+    ptx::mbarrier_init(ptx::shared_address(&barrier), kGroupWarps * ptx::kWarpArrivals);
+  }
+  ptx::mbarrier_init(ptx::shared_address(&control.sums_full), kGroupWarps * ptx::kWarpArrivals);
+  ptx::mbarrier_init(ptx::shared_address(&control.sums_empty), kOutputWarps * ptx::kWarpArrivals);
   ptx::fence_mbarrier_init();
 }
 

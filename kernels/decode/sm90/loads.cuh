@@ -109,16 +109,15 @@ __device__ __forceinline__ void load_queries(const DecodeParams& p, const Tensor
     Queries<Shape>& target = control.queries[parity];
     for (int row = lane; row < Shape::kRows; row += 32) target.visible_end[row] = visible_end(p, tile, row);
     if (lane == 0) target.tile = tile;
-    __syncwarp();
-    if (lane == 0) ptx::mbarrier_arrive(full);
+    ptx::mbarrier_arrive_warp(full);
     parity ^= 1;
   }
   ptx::mbarrier_wait(empty, parity ^ 1);
   if (lane == 0) {
     control.queries[parity].tile.rows = 0;
     ptx::mbarrier_arrive(full);
-    ptx::mbarrier_arrive(full);
   }
+  ptx::mbarrier_arrive_warp(full);
 }
 
 }  // namespace mla::sm90

@@ -41,13 +41,12 @@ __device__ __forceinline__ void accumulate_block(uint32_t ring, uint32_t empty, 
     ptx::wgmma_commit();
   }
   // Chunks 0 to 2 are in the first two of a group's four products, 3 to 5 in the first three.
-  const bool first_lane = threadIdx.x % 32 == 0;
   ptx::wgmma_wait<2>();
-  if (first_lane) ptx::mbarrier_arrive(empty + slots[0] * 8);
+  ptx::mbarrier_arrive_warp(empty + slots[0] * 8);
   ptx::wgmma_wait<1>();
-  if (first_lane) ptx::mbarrier_arrive(empty + slots[1] * 8);
+  ptx::mbarrier_arrive_warp(empty + slots[1] * 8);
   ptx::wgmma_wait<0>();
-  if (first_lane) ptx::mbarrier_arrive(empty + slots[2] * 8);
+  ptx::mbarrier_arrive_warp(empty + slots[2] * 8);
 }
 
 // Normalised, to the rows that exist. Each store of a warp fills whole sectors of a partial.
@@ -77,7 +76,6 @@ __device__ __forceinline__ void store_output(Target* target, int32_t rows, const
 
 template <class Element, class Shape>
 __device__ __forceinline__ void accumulate_tiles(const DecodeParams& p, uint32_t ring, Control<Shape>& control) {
-  const int lane = threadIdx.x % 32;
   const int group = __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / kGroupThreads - Shape::kScoreGroups, 0);
   const uint32_t empty = ptx::shared_address(control.empty);
   const uint32_t weights_full = ptx::shared_address(control.weights_full);
@@ -107,8 +105,7 @@ __device__ __forceinline__ void accumulate_tiles(const DecodeParams& p, uint32_t
         store_output<float, Shape>(p.partial_out + int64_t{partial} * Shape::kRows * kLatent, rows, control.inverse,
                                    group, out);
       }
-      __syncwarp();
-      if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&control.sums_empty));
+      ptx::mbarrier_arrive_warp(ptx::shared_address(&control.sums_empty));
 #pragma unroll
       for (int i = 0; i < kGroupChunks; ++i) {
 #pragma unroll

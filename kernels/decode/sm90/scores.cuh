@@ -175,15 +175,14 @@ __device__ __forceinline__ void finish_tile(const DecodeParams& p, const Tile& t
       (direct ? p.lse : p.partial_lse)[first_row + thread] = empty ? -INFINITY : reference * kLn2 + logf(sum);
     }
   }
-  __syncwarp();
-  if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&control.sums_full));
+  ptx::mbarrier_arrive_warp(ptx::shared_address(&control.sums_full));
 }
 
 template <class Element, class Shape>
 __device__ __forceinline__ void score_tiles(const DecodeParams& p, uint32_t ring, uint32_t queries_address,
                                             Control<Shape>& control) {
   constexpr int kTurnThreads = 2 * kGroupThreads;
-  const int lane = threadIdx.x % 32, thread = threadIdx.x % kGroupThreads;
+  const int thread = threadIdx.x % kGroupThreads;
   const int group = __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / kGroupThreads, 0), other = group ^ 1;
   const int warp = __shfl_sync(0xFFFFFFFF, thread / 32, 0);
   const uint32_t full = ptx::shared_address(control.full);
@@ -211,18 +210,14 @@ __device__ __forceinline__ void score_tiles(const DecodeParams& p, uint32_t ring
     Ring<Shape> position = start;
     position.skip(block);
     if (block >= blocks) {
-      __syncwarp();  // all lanes have read the item
-      if (lane == 0) ptx::mbarrier_arrive(query_empty);
+      ptx::mbarrier_arrive_warp(query_empty);  // all lanes have read the item
     }
     for (; block < blocks; block += Shape::kScoreGroups) {
       const Ring<Shape> block_start = position;
       Scores<Shape> score;
       const uint32_t weights = score_block<Element>(ring, queries, full, position, score);
       position.skip(1);
-      if (block + Shape::kScoreGroups >= blocks) {
-        __syncwarp();
-        if (lane == 0) ptx::mbarrier_arrive(query_empty);
-      }
+      if (block + Shape::kScoreGroups >= blocks) ptx::mbarrier_arrive_warp(query_empty);
 #pragma unroll
       for (int i = 0; i < Shape::kRows / 2; ++i) score[i] *= scale;
       const bool page_valid = control.valid_pages[block_start.slot] >> page_of_warp & 1;
@@ -254,8 +249,7 @@ __device__ __forceinline__ void score_tiles(const DecodeParams& p, uint32_t ring
         clear_values<Element>(ring, block_start, visible_end[0] - first_token, tile.kv_end - first_token);
       }
       ptx::fence_async_proxy();
-      __syncwarp();
-      if (lane == 0) ptx::mbarrier_arrive(weights_full + group * 8);
+      ptx::mbarrier_arrive_warp(weights_full + group * 8);
     }
     start.skip(blocks);
     turn = (turn + blocks) % 2;
@@ -266,8 +260,7 @@ __device__ __forceinline__ void score_tiles(const DecodeParams& p, uint32_t ring
   if (group != turn) return;
   ptx::mbarrier_wait(ptx::shared_address(&control.sums_empty), item_parity ^ 1);
   if (thread == 0) control.messages[group] = kStop;
-  __syncwarp();
-  if (lane == 0) ptx::mbarrier_arrive(weights_full + group * 8);
+  ptx::mbarrier_arrive_warp(weights_full + group * 8);
 }
 
 }  // namespace mla::sm90

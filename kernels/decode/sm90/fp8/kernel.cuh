@@ -23,16 +23,16 @@ template <class Shape>
 __device__ __forceinline__ void init_barriers(Control<Shape>& control) {
   for (int i = 0; i < Shape::kSlots; ++i) {
     ptx::mbarrier_init(ptx::shared_address(&control.full[i]), 1);
-    ptx::mbarrier_init(ptx::shared_address(&control.empty[i]), kGroupWarps + kOutputWarps);
+    ptx::mbarrier_init(ptx::shared_address(&control.empty[i]), (kGroupWarps + kOutputWarps) * ptx::kWarpArrivals);
   }
   ptx::mbarrier_init(ptx::shared_address(&control.tile_full), 1);
-  ptx::mbarrier_init(ptx::shared_address(&control.tile_empty), kGroupWarps);
+  ptx::mbarrier_init(ptx::shared_address(&control.tile_empty), kGroupWarps * ptx::kWarpArrivals);
   for (int i = 0; i < 2; ++i) {
-    ptx::mbarrier_init(ptx::shared_address(&control.weights_full[i]), kGroupWarps);
-    ptx::mbarrier_init(ptx::shared_address(&control.weights_empty[i]), kOutputWarps);
+    ptx::mbarrier_init(ptx::shared_address(&control.weights_full[i]), kGroupWarps * ptx::kWarpArrivals);
+    ptx::mbarrier_init(ptx::shared_address(&control.weights_empty[i]), kOutputWarps * ptx::kWarpArrivals);
   }
-  ptx::mbarrier_init(ptx::shared_address(&control.sums_full), kGroupWarps);
-  ptx::mbarrier_init(ptx::shared_address(&control.sums_empty), kOutputWarps);
+  ptx::mbarrier_init(ptx::shared_address(&control.sums_full), kGroupWarps * ptx::kWarpArrivals);
+  ptx::mbarrier_init(ptx::shared_address(&control.sums_empty), kOutputWarps * ptx::kWarpArrivals);
   ptx::fence_mbarrier_init();
 }
 

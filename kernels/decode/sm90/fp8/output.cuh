@@ -139,7 +139,6 @@ __device__ __forceinline__ void store_tile(const DecodeParams& p, const Control<
 template <class Shape>
 __device__ __forceinline__ void accumulate_tiles(const DecodeParams& p, uint32_t base, Control<Shape>& control) {
   const int thread = threadIdx.x - Shape::kScoreThreads;
-  const bool first_lane = threadIdx.x % 32 == 0;
   const int group = __shfl_sync(0xFFFFFFFF, thread / kGroupThreads, 0);
   const int warp = __shfl_sync(0xFFFFFFFF, thread / 32 % kGroupWarps, 0);  // of the group
   const uint32_t full = ptx::shared_address(control.full), empty = ptx::shared_address(control.empty);
@@ -192,17 +191,16 @@ __device__ __forceinline__ void accumulate_tiles(const DecodeParams& p, uint32_t
         expand_values(bytes, fragments[(step + 1) % kBuffers]);
       }
     }
-    if (first_lane) ptx::mbarrier_arrive(empty + position.slot * 8);
+    ptx::mbarrier_arrive_warp(empty + position.slot * 8);
     ptx::wgmma_wait<0>();
-    if (first_lane) ptx::mbarrier_arrive(weights_empty + buffer * 8);
+    ptx::mbarrier_arrive_warp(weights_empty + buffer * 8);
     buffer ^= 1;
 
     if (info.flags & kLast) {
       ptx::mbarrier_wait(ptx::shared_address(&control.sums_full), item_parity);
       item_parity ^= 1;
       store_tile<Shape>(p, control, group, warp, out);
-      __syncwarp();
-      if (first_lane) ptx::mbarrier_arrive(ptx::shared_address(&control.sums_empty));
+      ptx::mbarrier_arrive_warp(ptx::shared_address(&control.sums_empty));
       buffer = 0;
 #pragma unroll
       for (int i = 0; i < kGroupChunks; ++i) {

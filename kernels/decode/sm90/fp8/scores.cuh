@@ -92,7 +92,7 @@ __device__ __forceinline__ void score_block(const KeyLines& lines, uint32_t slot
     }
     ptx::wgmma_commit();
   }
-  if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(empty);
+  ptx::mbarrier_arrive_warp(empty);
   ptx::wgmma_wait<0>();
 }
 
@@ -236,17 +236,15 @@ __device__ __forceinline__ void finish_tile(const DecodeParams& p, int group, ui
           empty ? -INFINITY : control.reference[row] * kLn2 + logf(total);
     }
   }
-  __syncwarp();
-  if (lane != 0) return;
-  ptx::mbarrier_arrive(ptx::shared_address(&control.sums_full));
-  ptx::mbarrier_arrive(ptx::shared_address(&control.tile_empty));
+  ptx::mbarrier_arrive_warp(ptx::shared_address(&control.sums_full));
+  ptx::mbarrier_arrive_warp(ptx::shared_address(&control.tile_empty));
 }
 
 template <class Shape>
 __device__ __forceinline__ void score_tiles(const DecodeParams& p, int32_t layer, uint32_t base,
                                             unsigned char* queries_pointer, Control<Shape>& control) {
   constexpr bool kTwoGroups = Shape::kScoreGroups == 2;
-  const int lane = threadIdx.x % 32, thread = threadIdx.x;
+  const int thread = threadIdx.x;
   const int group = kTwoGroups ? __shfl_sync(0xFFFFFFFF, thread / kGroupThreads, 0) : 0;
   const int warp = __shfl_sync(0xFFFFFFFF, thread / 32 % kGroupWarps, 0);  // of the group
   const uint32_t full = ptx::shared_address(control.full), empty = ptx::shared_address(control.empty);
@@ -300,8 +298,7 @@ __device__ __forceinline__ void score_tiles(const DecodeParams& p, int32_t layer
       // Not before the weights are made: the next block may move the references that they are relative to.
       if (kTwoGroups && block + 1 < blocks) ptx::barrier_arrive(kTurnBarrier + (group ^ 1), 2 * kGroupThreads);
       ptx::fence_async_proxy();
-      __syncwarp();
-      if (lane == 0) ptx::mbarrier_arrive(weights_full + buffer * 8);
+      ptx::mbarrier_arrive_warp(weights_full + buffer * 8);
     }
     const int32_t last_block = block_count(control.tile) - 1;  // counted again, rather than kept in a register
     if (kTwoGroups && last_block > 0) {                        // what it moved after this group's last

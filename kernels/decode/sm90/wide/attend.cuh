@@ -48,7 +48,6 @@ __device__ __forceinline__ void accumulate(const uint32_t (&values)[kBlocks], co
     ptx::wgmma_wide<Element, kSliceBytes>(out, weights[block][k], values[block] + k * kSlotBytes / 16);
     ptx::wgmma_commit();
   }
-  const bool first_lane = threadIdx.x % 32 == 0;
 #pragma unroll
   for (int i = 0; i < kProducts; ++i) {
     // As many are still running as come after this one.
@@ -62,7 +61,7 @@ __device__ __forceinline__ void accumulate(const uint32_t (&values)[kBlocks], co
       case 1: ptx::wgmma_wait<1>(); break;
       default: ptx::wgmma_wait<0>();
     }
-    if (first_lane) ptx::mbarrier_arrive(empty[i / kBlockSlots] + i % kBlockSlots * 8);
+    ptx::mbarrier_arrive_warp(empty[i / kBlockSlots] + i % kBlockSlots * 8);
   }
 }
 
@@ -126,10 +125,7 @@ __device__ __forceinline__ void attend_tiles(const DecodeParams& p, uint32_t blo
       if (has_block) {
         score_block<Element>(own_block, queries, full + place.slot(0) * 8, place.parity, score);
       }
-      if (last_round) {
-        __syncwarp();
-        if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&control.query_empty));
-      }
+      if (last_round) ptx::mbarrier_arrive_warp(ptx::shared_address(&control.query_empty));
       bool moved = false;
       if (has_block) {
         float factor = scale;

@@ -15,10 +15,11 @@ namespace mla::sm90::wide {
 __device__ __forceinline__ void init_barriers(Control& control) {
   for (int i = 0; i < kSlots; ++i) {
     ptx::mbarrier_init(ptx::shared_address(&control.full[i]), 1);
-    ptx::mbarrier_init(ptx::shared_address(&control.empty[i]), kAttendWarps);
+    ptx::mbarrier_init(ptx::shared_address(&control.empty[i]), kAttendWarps * ptx::kWarpArrivals);
   }
-  ptx::mbarrier_init(ptx::shared_address(&control.query_full), 2);  // the queries, and what they are
-  ptx::mbarrier_init(ptx::shared_address(&control.query_empty), kAttendWarps);
+  // The queries, and what they are.
+  ptx::mbarrier_init(ptx::shared_address(&control.query_full), 1 + ptx::kWarpArrivals);
+  ptx::mbarrier_init(ptx::shared_address(&control.query_empty), kAttendWarps * ptx::kWarpArrivals);
   ptx::fence_mbarrier_init();
 }
 

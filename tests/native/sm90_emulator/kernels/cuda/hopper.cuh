@@ -15,6 +15,13 @@ inline void fence_mbarrier_init() {}
 
 inline void mbarrier_arrive(uint32_t barrier) { machine.arrive(barrier); }
 
+constexpr uint32_t kWarpArrivals = 1;
+
+inline void mbarrier_arrive_warp(uint32_t barrier) {
+  machine.meet([](auto&) {});
+  if (machine.lane() == 0) machine.arrive(barrier);
+}
+
 inline void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
   machine.barrier(barrier).bytes += static_cast<int32_t>(bytes);
   machine.arrive(barrier);
