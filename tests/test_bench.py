@@ -290,3 +290,20 @@ def test_rows_are_appended_by_the_benchmark(tmp_path):
     assert rows[0]["run"] != rows[4]["run"]
     assert {row["commit"] for row in rows} == {"abc"}
     assert rows[3]["versions"]["jax"] == jax.__version__
+
+
+def test_the_kept_benchmark_of_prefill(tmp_path):
+    """benchmarks/prefill.py on this machine's CPU: two runs, each with its ceilings, and a right result."""
+    command = [sys.executable, "-P", str(ROOT / "benchmarks" / "prefill.py"), "--shape", "2", "50", "70", "3"]
+    command += ["--implementations", "cpu", "--no-peers", "--dtype", "bf16", "mixed", "--runs", "2"]
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "RESULTS": str(tmp_path)}
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert "left out: mixed Cell(batch=2, queries=50, keys=70, heads=3, causal=True): " in ran.stderr
+    rows = [json.loads(line) for line in (tmp_path / "prefill.jsonl").read_text().splitlines()]
+    measured = [row for row in rows if row["op"] == "mla_prefill"]
+    assert len({row["run"] for row in measured}) == len(measured) == 2
+    assert {row["run"] for row in rows if row["implementation"] == "ceiling"} == {row["run"] for row in measured}
+    for row in measured:
+        assert row["cell"] == [2, 50, 70, 3] and row["causal"] and 0 < row["error"] < 1e-2
+        assert row["us"] > 0 and row["sustained_us"] > 0

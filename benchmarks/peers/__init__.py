@@ -13,11 +13,25 @@ the peer does not take the cell.
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable
 from typing import Any
 
 PEERS = ("flashmla", "fa3")
+
+
+def _prefill(name: str, inputs: Any, dtype: str) -> Any:
+    """NotImplementedError where the peer cannot be imported, or does not take the cell."""
+    try:
+        module = importlib.import_module(f"{__name__}.prefill")
+        return getattr(module, name)(inputs, dtype)
+    except (ImportError, OSError) as error:
+        raise NotImplementedError(f"{name}: {error}") from error
+
+
+# What makes a contestant of benchmarks/prefill.py from a cell's inputs and dtype.
+PREFILL = tuple(functools.partial(_prefill, name) for name in ("fa3", "cudnn"))
 
 
 def find() -> tuple[dict[str, Callable[[Any], Any]], dict[str, str]]:
