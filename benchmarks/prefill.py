@@ -16,7 +16,7 @@ import pathlib
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 # Python -P, which takes the installed jax_mla and not the sources, does not look beside the script either.
@@ -26,9 +26,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import record
+from jitted import Jitted
 
 import jax_mla
-from jax_mla.bench import ceilings, programs
+from jax_mla.bench import ceilings
 
 SCALE = 192**-0.5
 SAMPLE = 32  # query tokens of each sequence compared with float64
@@ -117,34 +118,6 @@ def truth(inputs: Inputs, values: Any) -> tuple[np.ndarray, np.ndarray]:
     return chosen, np.concatenate([np.asarray(out) for out in outs])
 
 
-class Jitted:
-    """`calls` calls as one program, a captured graph on a GPU."""
-
-    def __init__(self, name: str, call: Callable[..., jax.Array], inputs: Inputs, operands: Sequence[Any]) -> None:
-        self.name, self.calls = name, len(inputs.q)
-
-        def run(results, q, operands):
-            del results  # donated, so that the graph's addresses stay
-            return tuple(call(each, *operands) for each in q)
-
-        shapes = jax.eval_shape(functools.partial(run, None), inputs.q, operands)
-        self._results = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        self._operands = inputs.q, operands
-        jitted = jax.jit(run, donate_argnums=0, keep_unused=True, compiler_options=programs.compiler_options())
-        self._compiled = jitted.lower(self._results, *self._operands).compile()
-
-    def seconds(self, runs: int) -> float:
-        results = jax.block_until_ready(self._results)
-        started = time.perf_counter()
-        for _ in range(runs):
-            results = self._compiled(results, *self._operands)
-        self._results = jax.block_until_ready(results)
-        return time.perf_counter() - started
-
-    def out(self) -> np.ndarray:
-        return np.asarray(self._results[0])
-
-
 def native(name: str, implementation: str, inputs: Inputs, values: Any, options: dict[str, Any]) -> Jitted:
     def call(q, k, v, cu_q_lens, cu_kv_lens):
         return jax_mla.mla_prefill(
@@ -152,7 +125,7 @@ def native(name: str, implementation: str, inputs: Inputs, values: Any, options:
             **options,
         )[0]  # fmt: skip
 
-    return Jitted(name, call, inputs, (*values, inputs.cu_q_lens, inputs.cu_kv_lens))
+    return Jitted(name, call, inputs.q, (*values, inputs.cu_q_lens, inputs.cu_kv_lens))
 
 
 def padded_cudnn(inputs: Inputs) -> Jitted:
@@ -165,7 +138,7 @@ def padded_cudnn(inputs: Inputs) -> Jitted:
         return out.reshape(-1, cell.heads, 192)[..., :128]
 
     values = jnp.pad(inputs.kv_up[..., 128:], ((0, 0), (0, 0), (0, 64)))
-    return Jitted("jax cudnn, padded", call, inputs, (inputs.k, values))
+    return Jitted("jax cudnn, padded", call, inputs.q, (inputs.k, values))
 
 
 def contestants(inputs: Inputs, dtype: str, names: Sequence[str], peers: Any) -> tuple[list[Any], Any]:

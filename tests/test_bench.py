@@ -307,3 +307,20 @@ def test_the_kept_benchmark_of_prefill(tmp_path):
     for row in measured:
         assert row["cell"] == [2, 50, 70, 3] and row["causal"] and 0 < row["error"] < 1e-2
         assert row["us"] > 0 and row["sustained_us"] > 0
+
+
+def test_the_kept_benchmark_of_context(tmp_path):
+    """benchmarks/context.py on this machine's CPU: the native parts give what XLA's do."""
+    command = [sys.executable, "-P", str(ROOT / "benchmarks" / "context.py"), "--tokens", "128", "--heads", "2"]
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "RESULTS": str(tmp_path)}
+    command += ["--new", "16", "--chunks", "2", "3"]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    rows = [json.loads(line) for line in (tmp_path / "context.jsonl").read_text().splitlines()]
+    native = {row["op"]: row["error"] for row in rows if row["implementation"] == "native"}
+    assert set(native) == {"pack_kv", "pack_kv_fp8", "gather_context bf16", "gather_context e4m3fn", "merge_states"}
+    assert native.pop("merge_states") < 1e-2 and set(native.values()) == {0}
+    scans = [row for row in rows if row["op"] == "mla_context"]
+    assert [row["cell"][1] for row in scans] == [256] * 3 + [384] * 2
+    assert scans[0]["error"] < 1e-3 and all(row["us"] > 0 for row in scans)
+    assert scans[0]["temporary_bytes"] == scans[3]["temporary_bytes"] > 0  # whatever the length of the context
