@@ -53,8 +53,8 @@ __global__ void __launch_bounds__(kThreads) pack_kernel(const __grid_constant__ 
 
   // Scales belong to fp8: where there is none, the compiler knows that bits are moved.
   const float k_scale = sizeof(Rope) == 1 ? scale_of(p.k_scale) : 1;
-  const float key_divide = kValues ? scale_of(p.packed_k_scale) : 1;
-  const float value_divide = kValues ? scale_of(p.packed_v_scale) : 1;
+  const Divisor key_divide = kValues ? Divisor(scale_of(p.packed_k_scale)) : Divisor();
+  const Divisor value_divide = kValues ? Divisor(scale_of(p.packed_v_scale)) : Divisor();
   Output* k = static_cast<Output*>(p.k) + first_row * kHeadDim;
   Output* v = static_cast<Output*>(p.v) + first_row * kNope;
 #pragma unroll
@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(kThreads) pack_kernel(const __grid_constant__ 
       memcpy(&bits, &read[step], sizeof(bits));
       packed = convert_group<Output, Rope>(bits, {k_scale, key_divide, p.saturate});
     } else {
-      const float divide = group < kNopeGroups ? key_divide : value_divide;
+      const Divisor& divide = group < kNopeGroups ? key_divide : value_divide;
       packed = convert_group<Output, Input>(read[step], {1, divide, p.saturate});
     }
     store_group<Output>(
