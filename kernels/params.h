@@ -139,13 +139,13 @@ struct MergeStatesParams {
 struct PrefillParams {
   const void* q;              // [T, H, 192] in dtype
   const void* k;              // [S, H, 192] in dtype
-  const void* v;              // row (s, h) starts v_offset + (s * H + h) * v_stride elements, 128 long, in dtype
+  const void* v;              // row (s, h) starts v_offset + (s * H + h) * v_stride elements, 128 long, in v_dtype
   int64_t v_stride;           // 128, or 256 in a whole up-projection
   int64_t v_offset;           // 0, or 128
   const int32_t* cu_q_lens;   // [B + 1]: queries [cu_q_lens[b], cu_q_lens[b + 1]) of T are request b's
   const int32_t* cu_kv_lens;  // [B + 1]: likewise its keys of S
   const uint32_t* key_mask;   // [ceil(S / 32)]: bit s % 32 of word s / 32 clear: nobody sees key s. Null: all are seen
-  const float* q_scale;       // [], or null: 1; fp8 alone, as are the next two
+  const float* q_scale;       // [], or null: 1; of fp8 arrays alone, as the next two
   const float* k_scale;
   const float* v_scale;
   void* out;       // [T, H, 128] in out_dtype; float32, and updated in place, where `merge`
@@ -158,7 +158,8 @@ struct PrefillParams {
   float scale;      // of the scores, before softmax (multiplied with q_scale and k_scale)
   bool causal;      // query i of n sees keys j <= m - n + i of its m
   bool merge;       // out and lse hold a state that the result is merged into; rows without keys stay as they are
-  DType dtype;
+  DType dtype;      // of q and k
+  DType v_dtype;    // dtype, or bf16 beside fp8
   DType out_dtype;
 };
 

@@ -46,11 +46,11 @@ Capability sm90_fp8_row(const char* q_dtype) {
   return decode;
 }
 
-Capability sm90_prefill_row(const char* dtype) {
-  Capability prefill = row("mla_prefill", dtype, dtype);
+Capability sm90_prefill_row(const char* dtype, const char* v_dtype, bool positive_scale) {
+  Capability prefill = row("mla_prefill", dtype, v_dtype);
   prefill.variant = "sm90";
   prefill.architecture = "sm_90";
-  prefill.positive_scale = true;
+  prefill.positive_scale = positive_scale;
   return prefill;
 }
 #endif
@@ -61,7 +61,8 @@ std::vector<Capability> capabilities() {
   std::vector<Capability> rows;
   // The first row that can serve a call does.
 #if defined(JAX_MLA_SM90)
-  for (const char* dtype : {kBF16, kF16}) rows.push_back(sm90_prefill_row(dtype));
+  for (const char* dtype : {kBF16, kF16}) rows.push_back(sm90_prefill_row(dtype, dtype, true));
+  rows.push_back(sm90_prefill_row(kE4M3FN, kBF16, false));
   rows.push_back(sm90_row(kBF16));
   rows.push_back(sm90_row(kF16));
   for (const char* q_dtype : {kBF16, kF16, kE4M3FN}) rows.push_back(sm90_fp8_row(q_dtype));

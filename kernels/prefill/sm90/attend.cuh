@@ -10,6 +10,7 @@
 #include "kernels/cuda/hopper.cuh"
 #include "kernels/cuda/lanes.cuh"
 #include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/wgmma_e4m3.cuh"
 #include "kernels/cuda/wgmma_registers.cuh"
 #include "kernels/cuda/wgmma_wide.cuh"
 #include "kernels/decode/softmax.h"
@@ -18,47 +19,80 @@
 
 namespace mla::sm90_prefill {
 
-constexpr int kQuerySteps = kHeadDim / 16;
-constexpr int kWeightSteps = kBlockKeys / 16;
-
-using Queries = uint32_t[kQuerySteps][4];
-using Weights = uint32_t[kWeightSteps][4];
+template <class Format>
+using Queries = uint32_t[Format::kKeySteps][4];
+template <class Format>
+using Weights = uint32_t[Format::kWeightSteps][4];
 using Scores = float[kBlockKeys / 2];
 
+// How scores become exponents of 2: s * scale, where `flip` has been applied to the queries.
+struct Scaling {
+  float scale;    // above 0: masks put -inf among the scores
+  uint32_t flip;  // of four e4m3 values: their signs, where the scale is below 0
+};
+
+template <class Format>
+__device__ __forceinline__ Scaling scaling_of(const PrefillParams& p) {
+  if constexpr (sizeof(typename Format::Key) == 2) {
+    return {p.scale * kLog2E, 0};
+  } else {
+    constexpr float kAlmostZero = 1e-36f;  // times any score it is nothing, and times -inf it is -inf
+    float scale = p.scale * kLog2E;
+    if (p.q_scale != nullptr) scale *= *p.q_scale;
+    if (p.k_scale != nullptr) scale *= *p.k_scale;
+    return {scale == 0 ? kAlmostZero : fabsf(scale), scale < 0 ? 0x80808080 : 0};
+  }
+}
+
 // To registers, whence the products take them; the next tile's may then come into their place.
-__device__ __forceinline__ void read_queries(uint32_t shared, Queries& queries) {
+template <class Format>
+__device__ __forceinline__ void read_queries(uint32_t shared, uint32_t flip, Queries<Format>& queries) {
+  constexpr int kVectors = Format::kKeyLine / 16, kSwizzledLines = 8 / kVectors;
   const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % kGroupWarps * 16 + lane % 16, half = lane / 16;
 #pragma unroll
-  for (int step = 0; step < kQuerySteps; ++step) {
-    const int chunk = step / 4, vector = step % 4 * 2 + half;
-    ptx::ldmatrix_x4(shared + chunk * kQueryChunkBytes + row * kLineBytes + ((vector ^ (row % 8)) << 4), queries[step]);
+  for (int step = 0; step < Format::kKeySteps; ++step) {
+    const int chunk = step / Format::kLineSteps, vector = step % Format::kLineSteps * 2 + half;
+    ptx::ldmatrix_x4(shared + chunk * Format::kQueryChunkBytes + row * Format::kKeyLine +
+                         ((vector ^ (row / kSwizzledLines % kVectors)) << 4),
+                     queries[step]);
+    if constexpr (sizeof(typename Format::Key) == 1) {
+#pragma unroll
+      for (uint32_t& four : queries[step]) four ^= flip;
+    }
   }
 }
 
 // Committed, not waited for.
-template <class Element>
-__device__ __forceinline__ void score_block(const Queries& queries, uint32_t shared, Scores& score) {
+template <class Format>
+__device__ __forceinline__ void score_block(const Queries<Format>& queries, uint32_t shared, Scores& score) {
+  using Key = typename Format::Key;
   const uint32_t keys = ptx::matrix_operand(shared);
   ptx::hold(score);
   ptx::wgmma_fence();
 #pragma unroll
-  for (int step = 0; step < kQuerySteps; ++step) {
-    const int chunk = step / 4, column = step % 4 * 32;
-    ptx::wgmma_registers<Element, /*kTransposed=*/false>(score, queries[step],
-                                                         keys + (chunk * kBlockChunkBytes + column) / 16, step != 0);
+  for (int step = 0; step < Format::kKeySteps; ++step) {
+    const int chunk = step / Format::kLineSteps, byte = step % Format::kLineSteps * 32;
+    const uint32_t operand = keys + (chunk * Format::kKeyChunkBytes + byte) / 16;
+    if constexpr (sizeof(Key) == 1) {
+      ptx::wgmma_e4m3<ptx::ShortLines>(score, queries[step], operand, step != 0);
+    } else {
+      ptx::wgmma_registers<Key, /*kTransposed=*/false>(score, queries[step], operand, step != 0);
+    }
   }
   ptx::wgmma_commit();
 }
 
 // Committed, not waited for.
-template <class Element>
-__device__ __forceinline__ void accumulate_block(const Weights& weights, uint32_t shared, Output& out) {
-  const uint32_t values = ptx::wide_operand<kBlockChunkBytes>(shared);
+template <class Format>
+__device__ __forceinline__ void accumulate_block(const Weights<Format>& weights, uint32_t shared, Output& out) {
+  const uint32_t values = ptx::wide_operand<Format::kValueChunkBytes>(shared);
   ptx::hold(out);
   ptx::wgmma_fence();
 #pragma unroll
-  for (int step = 0; step < kWeightSteps; ++step) {
-    ptx::wgmma_registers<Element, /*kTransposed=*/true>(out, weights[step], values + step * 16 * kLineBytes / 16, true);
+  for (int step = 0; step < Format::kWeightSteps; ++step) {
+    constexpr int kStepBytes = Format::kValueChunkBytes / Format::kWeightSteps;
+    ptx::wgmma_registers<typename Format::Value, /*kTransposed=*/true>(out, weights[step],
+                                                                       values + step * kStepBytes / 16, true);
   }
   ptx::wgmma_commit();
 }
@@ -108,10 +142,12 @@ __device__ __forceinline__ void rescale(const float (&factor)[2], Output& out) {
   for (int i = 0; i < kNope / 2; ++i) out[i] *= factor[i % 4 / 2];
 }
 
-template <class Element>
-__device__ __forceinline__ void pack_weights(const Scores& score, Weights& weights) {
+template <class Format>
+__device__ __forceinline__ void pack_weights(const Scores& score, Weights<Format>& weights) {
 #pragma unroll
-  for (int i = 0; i < kBlockKeys / 4; ++i) weights[i / 4][i % 4] = pack<Element>(score[2 * i], score[2 * i + 1]);
+  for (int i = 0; i < kBlockKeys / 4; ++i) {
+    weights[i / 4][i % 4] = pack<typename Format::Value>(score[2 * i], score[2 * i + 1]);
+  }
 }
 
 // What a group needs of the tile whose blocks it goes through.
@@ -149,15 +185,15 @@ __device__ __forceinline__ void finish_scores(const Sight& sight, int32_t block,
   }
 }
 
-template <class Element, bool kKeyMask>
+template <class Format, bool kKeyMask>
 __device__ __forceinline__ void attend_tiles(const PrefillParams& p, uint32_t memory, Control& control) {
   const int lane = threadIdx.x % 32;
   const int warp = __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / 32 % kGroupWarps, 0);
   const int group = __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / kGroupThreads, 0);
   const int row = group * kGroupQueries + warp * 16 + lane / 4;
   const uint32_t barriers = ptx::shared_address(&control);
-  const float scale = p.scale * kLog2E;
-  Ring<kStages> keys, values;
+  const Scaling scaling = scaling_of<Format>(p);
+  Ring<Format::kStages> keys, values;
 
   for (Ring<kTiles> tile_position;; tile_position.advance()) {
     ptx::mbarrier_wait(barrier_at(barriers, offsetof(Control, tile_full), tile_position.slot()),
@@ -167,42 +203,42 @@ __device__ __forceinline__ void attend_tiles(const PrefillParams& p, uint32_t me
     int32_t block = __shfl_sync(0xFFFFFFFF, tile.blocks, 0) - 1;
     Rows rows;
     Output out = {};
-    Queries queries;
+    Queries<Format> queries;
     ptx::mbarrier_wait(barrier_at(barriers, offsetof(Control, query_full), group), tile_position.count % 2);
-    read_queries(memory + kQueriesAt + group * kQueryBytes, queries);
+    read_queries<Format>(memory + Format::kQueriesAt + group * Format::kQueryBytes, scaling.flip, queries);
     __syncwarp();
     if (lane == 0) ptx::mbarrier_arrive(barrier_at(barriers, offsetof(Control, query_empty), group));
     if (block >= 0) {
       const Sight sight = sight_of(tile, p.causal, group, row);
       Scores score;
-      Weights weights;
+      Weights<Format> weights;
       float factor[2];
       ptx::mbarrier_wait(barrier_at(barriers, offsetof(Control, key_full), keys.slot()), keys.parity());
-      score_block<Element>(queries, memory + kKeysAt + keys.slot() * kKeyBytes, score);
+      score_block<Format>(queries, memory + Format::kKeysAt + keys.slot() * Format::kKeyBytes, score);
       ptx::wgmma_wait<0>();
       finish_scores<true, kKeyMask>(sight, block, barrier_at(barriers, offsetof(Control, key_empty), keys.slot()),
                                     control.key_words[keys.slot()], score);
       keys.advance();
-      weigh_scores(scale, score, rows, factor);
-      pack_weights<Element>(score, weights);
+      weigh_scores(scaling.scale, score, rows, factor);
+      pack_weights<Format>(score, weights);
 
       const auto step = [&](auto masked) {
         ptx::mbarrier_wait(barrier_at(barriers, offsetof(Control, key_full), keys.slot()), keys.parity());
-        score_block<Element>(queries, memory + kKeysAt + keys.slot() * kKeyBytes, score);
+        score_block<Format>(queries, memory + Format::kKeysAt + keys.slot() * Format::kKeyBytes, score);
         ptx::mbarrier_wait(barrier_at(barriers, offsetof(Control, value_full), values.slot()), values.parity());
-        accumulate_block<Element>(weights, memory + kValuesAt + values.slot() * kValueBytes, out);
+        accumulate_block<Format>(weights, memory + Format::kValuesAt + values.slot() * Format::kValueBytes, out);
         ptx::wgmma_wait<1>();
         finish_scores<decltype(masked)::value, kKeyMask>(
             sight, block, barrier_at(barriers, offsetof(Control, key_empty), keys.slot()),
             control.key_words[keys.slot()], score);
         keys.advance();
-        weigh_scores(scale, score, rows, factor);
+        weigh_scores(scaling.scale, score, rows, factor);
         ptx::wgmma_wait<0>();
         ptx::hold(out);
         if (lane == 0) ptx::mbarrier_arrive(barrier_at(barriers, offsetof(Control, value_empty), values.slot()));
         values.advance();
         rescale(factor, out);
-        pack_weights<Element>(score, weights);
+        pack_weights<Format>(score, weights);
       };
       --block;
 #pragma unroll 1
@@ -211,14 +247,14 @@ __device__ __forceinline__ void attend_tiles(const PrefillParams& p, uint32_t me
       for (; block >= 0; --block) step(std::false_type{});
 
       ptx::mbarrier_wait(barrier_at(barriers, offsetof(Control, value_full), values.slot()), values.parity());
-      accumulate_block<Element>(weights, memory + kValuesAt + values.slot() * kValueBytes, out);
+      accumulate_block<Format>(weights, memory + Format::kValuesAt + values.slot() * Format::kValueBytes, out);
       ptx::wgmma_wait<0>();
       ptx::hold(out);
       if (lane == 0) ptx::mbarrier_arrive(barrier_at(barriers, offsetof(Control, value_empty), values.slot()));
       values.advance();
     }
     const int32_t* unusable = control.unusable[tile_position.slot()];
-    finish_tile<Element>(p, tile, unusable[0] < unusable[1] ? unusable[0] : unusable[1], row, rows, out);
+    finish_tile<Format>(p, tile, unusable[0] < unusable[1] ? unusable[0] : unusable[1], row, rows, out);
     __syncwarp();
     if (lane == 0) ptx::mbarrier_arrive(barrier_at(barriers, offsetof(Control, tile_empty), tile_position.slot()));
   }

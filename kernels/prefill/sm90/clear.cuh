@@ -6,7 +6,7 @@
 
 #include "kernels/cuda/hopper.cuh"
 #include "kernels/cuda/ptx.cuh"
-#include "kernels/prefill/sm90/shape.h"
+#include "kernels/prefill/sm90/format.cuh"
 
 namespace mla::sm90_prefill {
 
@@ -21,10 +21,11 @@ __device__ __forceinline__ bool has_nonfinite(uint32_t pair) {
 // Keys of a block: from `hidden` on some query does not see them, from `unused` on nobody does, nor those whose bit in
 // `words` (null: all set) is clear. The latter become zeros; of the others what is not finite. Returns the first key of
 // which a value was not finite, or kNever: who sees that one is NaN.
-template <class Element>
+template <class Format>
 __device__ __forceinline__ int32_t clear_block(uint32_t values, int thread, int32_t hidden, int32_t unused,
                                                const uint32_t* words) {
-  constexpr int kVectors = kLineBytes / 16;
+  using Element = typename Format::Value;
+  constexpr int kVectors = kChunkColumns * sizeof(Element) / 16;
   int32_t first = kNever;
 #pragma unroll 1
   for (int i = hidden * kVectors + thread; i < kBlockKeys * kVectors; i += kClearThreads) {
@@ -32,7 +33,7 @@ __device__ __forceinline__ int32_t clear_block(uint32_t values, int thread, int3
     const bool used = key < unused && (words == nullptr || words[key / 32] >> key % 32 & 1);
 #pragma unroll 1
     for (int chunk = 0; chunk < kValueChunks; ++chunk) {
-      const uint32_t address = values + chunk * kBlockChunkBytes + i * 16;
+      const uint32_t address = values + chunk * Format::kValueChunkBytes + i * 16;
       if (!used) {
         ptx::store_shared_16(address, uint4{});
         continue;
@@ -50,12 +51,12 @@ __device__ __forceinline__ int32_t clear_block(uint32_t values, int thread, int3
   return first;
 }
 
-template <class Element, bool kKeyMask>
+template <class Format, bool kKeyMask>
 __device__ __forceinline__ void clear_values(const PrefillParams& p, uint32_t memory, Control& control) {
   const int lane = threadIdx.x % 32;
   const int thread = static_cast<int>(threadIdx.x) - 32 * kClearWarp, warp = thread / 32;
   const uint32_t barriers = ptx::shared_address(&control);
-  Ring<kStages> position;
+  Ring<Format::kStages> position;
   uint32_t raw_parities = 0;  // a bit for each slot: value_raw has a phase where there is something to clear, else none
   for (Ring<kTiles> tile_position;; tile_position.advance()) {
     ptx::mbarrier_wait(barrier_at(barriers, offsetof(Control, tile_full), tile_position.slot()),
@@ -73,8 +74,8 @@ __device__ __forceinline__ void clear_values(const PrefillParams& p, uint32_t me
       const bool masked = kKeyMask && (words[0] & words[1] & words[2] & words[3]) != 0xFFFFFFFF;
       const int32_t hidden =
           masked ? 0 : clamp(visible_end(tile, p.causal, tile.first_query) - first_key, 0, kBlockKeys);
-      int32_t first = clear_block<Element>(memory + kValuesAt + slot * kValueBytes, thread, hidden,
-                                           clamp(tile.kv_end - first_key, 0, kBlockKeys), words);
+      int32_t first = clear_block<Format>(memory + Format::kValuesAt + slot * Format::kValueBytes, thread, hidden,
+                                          clamp(tile.kv_end - first_key, 0, kBlockKeys), words);
       first = __reduce_min_sync(0xFFFFFFFF, first);
       if (first != kNever && lane == 0) {  // blocks come from the last to the first
         control.unusable[tile_position.slot()][warp] = first_key + first;

@@ -3,6 +3,7 @@
 
 #include "kernels/cuda/hopper.cuh"
 #include "kernels/cuda/ptx.cuh"
+#include "kernels/prefill/sm90/format.cuh"
 #include "kernels/prefill/sm90/schedule.cuh"
 
 namespace mla::sm90_prefill {
@@ -19,6 +20,7 @@ __device__ __forceinline__ void publish_tile(bool found, Control& control) {
 }
 
 // Queries behind the tile's belong to others, or are zeros behind the last; what they give is never stored.
+template <class Format>
 __device__ __forceinline__ void copy_queries(const CUtensorMap* map, uint32_t queries, Control& control) {
   const uint32_t barriers = ptx::shared_address(&control);
   const Ring<kTiles> position{control.progress.tiles};
@@ -28,8 +30,8 @@ __device__ __forceinline__ void copy_queries(const CUtensorMap* map, uint32_t qu
     ptx::mbarrier_wait(barrier_at(barriers, offsetof(Control, query_empty), group), position.count % 2 ^ 1);
     if (threadIdx.x % 32 == 0) {
       const uint32_t full = barrier_at(barriers, offsetof(Control, query_full), group);
-      ptx::mbarrier_arrive_expect(full, kQueryBytes);
-      ptx::copy_box(queries + group * kQueryBytes, map, full, ptx::evict_first_policy(), 0,
+      ptx::mbarrier_arrive_expect(full, Format::kQueryBytes);
+      ptx::copy_box(queries + group * Format::kQueryBytes, map, full, ptx::evict_first_policy(), 0,
                     tile.first_query + group * kGroupQueries, 0, tile.head);
     }
     __syncwarp();
@@ -38,6 +40,7 @@ __device__ __forceinline__ void copy_queries(const CUtensorMap* map, uint32_t qu
   __syncwarp();
 }
 
+template <class Format>
 __device__ __forceinline__ void load_queries(const PrefillParams& p, const Schedule& schedule, const CUtensorMap* map,
                                              uint32_t queries, Control& control) {
   const uint32_t barriers = ptx::shared_address(&control);
@@ -48,7 +51,7 @@ __device__ __forceinline__ void load_queries(const PrefillParams& p, const Sched
     const bool found = next_tile(p, schedule, control.progress, control.tiles[position.slot()]);
     publish_tile(found, control);
     if (!found) break;
-    copy_queries(map, queries, control);
+    copy_queries<Format>(map, queries, control);
   }
 }
 
@@ -62,13 +65,13 @@ __device__ __forceinline__ uint32_t mask_word(const PrefillParams& p, int32_t fi
 }
 
 // The last block first, since that is where masks are. Keys behind the request's belong to others, or are zeros.
-template <bool kKeyMask>
+template <class Format, bool kKeyMask>
 __device__ __forceinline__ void load_keys(const PrefillParams& p, const TensorMaps& maps, uint32_t memory,
                                           Control& control) {
   const int lane = threadIdx.x % 32;
   const uint32_t barriers = ptx::shared_address(&control);
   const uint64_t policy = ptx::evict_normal_policy();
-  Ring<kStages> position;
+  Ring<Format::kStages> position;
   for (Ring<kTiles> tile_position;; tile_position.advance()) {
     ptx::mbarrier_wait(barrier_at(barriers, offsetof(Control, tile_full), tile_position.slot()),
                        tile_position.parity());
@@ -84,8 +87,9 @@ __device__ __forceinline__ void load_keys(const PrefillParams& p, const TensorMa
       __syncwarp();
       if (lane == 0) {
         const uint32_t full = barrier_at(barriers, offsetof(Control, key_full), slot);
-        ptx::mbarrier_arrive_expect(full, kKeyBytes);
-        ptx::copy_box(memory + kKeysAt + slot * kKeyBytes, &maps.keys, full, policy, 0, first_key, 0, tile.head);
+        ptx::mbarrier_arrive_expect(full, Format::kKeyBytes);
+        ptx::copy_box(memory + Format::kKeysAt + slot * Format::kKeyBytes, &maps.keys, full, policy, 0, first_key, 0,
+                      tile.head);
       }
       ptx::mbarrier_wait(barrier_at(barriers, offsetof(Control, value_empty), slot), position.parity() ^ 1);
       if (kKeyMask && lane < 4) control.value_words[slot][lane] = word;
@@ -94,8 +98,9 @@ __device__ __forceinline__ void load_keys(const PrefillParams& p, const TensorMa
         const bool raw = kKeyMask || block >= tile.whole_blocks;
         const uint32_t full =
             barrier_at(barriers, raw ? offsetof(Control, value_raw) : offsetof(Control, value_full), slot);
-        ptx::mbarrier_arrive_expect(full, kValueBytes);
-        ptx::copy_box(memory + kValuesAt + slot * kValueBytes, &maps.values, full, policy, 0, first_key, 0, tile.head);
+        ptx::mbarrier_arrive_expect(full, Format::kValueBytes);
+        ptx::copy_box(memory + Format::kValuesAt + slot * Format::kValueBytes, &maps.values, full, policy, 0, first_key,
+                      0, tile.head);
         if (!raw) ptx::mbarrier_arrive(full);  // for the second clearing warp
       }
       position.advance();
