@@ -128,7 +128,8 @@ def mla_prefill(
     """Ragged attention with keys of 192 and values of 128 columns.
 
     q [T, H, 192], k [S, H, 192]; v [S, H, 128], or the whole up-projection [S, H, 256] with value_offset=128, read in
-    place. All in one dtype: bf16, fp16, fp32, or fp8 with the fp32 scalars q_scale, k_scale, v_scale (None = 1).
+    place. All in one dtype: bf16, fp16, fp32, or fp8 with the fp32 scalars q_scale, k_scale, v_scale (None = 1). Beside
+    fp8 q and k, v may be bf16, without a v_scale: the scores are what fp8 makes fast, and v needs no packing.
     cu_q_lens, cu_kv_lens [B + 1] int32: where each sequence begins and ends. causal: query i of n sees keys up to
     m - n + i of its m. scale: static (192 ** -0.5). carry: (out [T, H, 128], lse [T, H]) in fp32, into which the
     result is merged, in place where it is donated to jit; a row without keys keeps it as it is.
@@ -153,16 +154,17 @@ def mla_prefill(
         raise ValueError(
             f"value_offset is {value_offset} for v of {v.shape[-1]} columns; expected 0 for 128, 128 for 256"
         )
-    for name, x in (("k", k), ("v", v)):
-        _checks.dtype(name, x, (q.dtype.name,))
+    kind = q.dtype.name
+    _checks.dtype("k", k, (kind,))
+    _checks.dtype("v", v, (kind, "bfloat16") if kind in _checks.FP8 else (kind,))
     cu_q_lens = _checks.int32("cu_q_lens", cu_q_lens, ("B + 1",))
     if cu_q_lens.shape[0] < 1:
         raise ValueError("cu_q_lens is empty; expected [B + 1] elements")
     cu_kv_lens = _checks.int32("cu_kv_lens", cu_kv_lens, cu_q_lens.shape)
     scales = {}
-    for name, scale_of in (("q_scale", q_scale), ("k_scale", k_scale), ("v_scale", v_scale)):
-        if scale_of is not None and q.dtype.name not in _checks.FP8:
-            raise ValueError(f"{name} is given for {q.dtype.name} inputs; it belongs to fp8")
+    for name, scale_of, x in (("q_scale", q_scale, q), ("k_scale", k_scale, k), ("v_scale", v_scale, v)):
+        if scale_of is not None and x.dtype.name not in _checks.FP8:
+            raise ValueError(f"{name} is given for {x.dtype.name} inputs; it belongs to fp8")
         scales[name] = _checks.fp32_scalar(name, scale_of)
     if carry is not None:
         out, lse = (_checks.array(f"carry[{i}]", x) for i, x in enumerate(carry))
@@ -172,8 +174,9 @@ def mla_prefill(
         _checks.shape("carry[1] (lse)", lse, (tokens, num_heads))
         carry = (out, lse)
     scale, causal = _checks.number("scale", scale), _checks.flag("causal", causal)
-    kind = q.dtype.name
-    choices = dispatch.select("mla_prefill", implementation=implementation, q_dtype=kind, cache_dtype=kind, scale=scale)
+    choices = dispatch.select(
+        "mla_prefill", implementation=implementation, q_dtype=kind, cache_dtype=v.dtype.name, scale=scale
+    )
     if 0 in q.shape or k.size == 0 or cu_q_lens.shape[0] == 1:
         choices = ()  # no query or no key: no kernel is handed a buffer without memory
     call = _Call(scale, causal, value_offset, choices, implementation is not None, implementation == dispatch.XLA)

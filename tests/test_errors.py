@@ -18,6 +18,8 @@ def ints(*shape):
     return jnp.zeros(shape, jnp.int32)
 
 
+FP8_KEYS = {"q": zeros(5, 4, 192, dtype=FP8), "k": zeros(7, 4, 192, dtype=FP8)}
+
 # A good call of each operation; the table below changes arguments of it.
 GOOD = {
     "mla_decode": {
@@ -194,6 +196,9 @@ BAD = [
     ("mla_prefill", {"k": zeros(7, 4, 192, dtype=F16)}, NO, "k has dtype float16; expected bfloat16"),
     ("mla_prefill", {"cu_kv_lens": ints(4)}, NO, "cu_kv_lens has shape"),
     ("mla_prefill", {"q_scale": 1.0}, NO, "q_scale is given for bfloat16 inputs"),
+    ("mla_prefill", {"q": zeros(5, 4, 192, dtype=FP8)}, NO, "k has dtype bfloat16; expected float8_e4m3fn"),
+    ("mla_prefill", {**FP8_KEYS, "v_scale": 1.0}, NO, "v_scale is given for bfloat16 inputs"),
+    ("mla_prefill", {**FP8_KEYS, "v": zeros(7, 4, 128, dtype=F16)}, NO, "v has dtype float16; expected float8_e4m3fn"),
     ("mla_prefill", {"carry": (zeros(5, 4, 128), zeros(5, 4, dtype=F32))}, NO, "carry.* has dtype bfloat16"),
     ("mla_prefill", {"carry": (zeros(5, 4, 64, dtype=F32), zeros(5, 4, dtype=F32))}, NO, "carry.* has shape"),
     ("mla_prefill", {"q": zeros(5, 129, 192)}, LATER, "129 heads"),
