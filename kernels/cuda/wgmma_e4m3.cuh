@@ -17,6 +17,12 @@ struct ShortLines {
   static constexpr uint64_t kSwizzle = 2, kEightLines = 512;
 };
 
+// B in tiles of 16 columns of its 128 lines: a tile has 16 bytes of each line, one line behind the other. The low word
+// of its descriptor is wide_operand's, with the distance of the tiles. 32 columns on: two tiles.
+struct Tiles {
+  static constexpr uint64_t kSwizzle = 0, kEightLines = 128;
+};
+
 #define MLA_SUMS                                                                     \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \

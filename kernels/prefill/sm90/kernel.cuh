@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x == 32 * kKeyWarp) {
     ptx::prefetch_tensor_map(&maps.queries);
     ptx::prefetch_tensor_map(&maps.keys);
-    ptx::prefetch_tensor_map(&maps.values);
+    if constexpr (!Format::kFp8Values) ptx::prefetch_tensor_map(&maps.values);
     init_barriers<Format::kStages>(control);
   }
   ptx::barrier_sync(kStartBarrier, kThreads);

@@ -30,6 +30,7 @@ Error encode_arrays(TensorMaps* maps, const PrefillParams& p) {
   if (!error.empty()) return error;
   error = encode<Key>(&maps->keys, "k", p.k, p.dtype, p.stored, kHeadDim, kKeyChunks, kBlockKeys, p);
   if (!error.empty()) return error;
+  if (Format::kFp8Values) return {};
   return encode<Value>(&maps->values, "v", static_cast<const Value*>(p.v) + p.v_offset, p.v_dtype, p.stored, p.v_stride,
                        kValueChunks, kBlockKeys, p);
 }
@@ -56,8 +57,10 @@ Error prefill_sm90(const PrefillParams& params, const Device& device) {
   switch (params.dtype) {
     case DType::kBF16: return launch_format<Format<__nv_bfloat16, __nv_bfloat16>>(params, device);
     case DType::kF16: return launch_format<Format<__half, __half>>(params, device);
-    default: return launch_format<Format<E4M3FN, __nv_bfloat16>>(params, device);
+    default: break;
   }
+  return params.v_tiled ? launch_format<Format<E4M3FN, E4M3FN>>(params, device)
+                        : launch_format<Format<E4M3FN, __nv_bfloat16>>(params, device);
 }
 
 }  // namespace mla

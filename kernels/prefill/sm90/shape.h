@@ -39,10 +39,11 @@ constexpr int kChunkColumns = 64;  // arrays lie in chunks of so many columns
 constexpr int kKeyChunks = kHeadDim / kChunkColumns;
 constexpr int kValueChunks = kNope / kChunkColumns;
 
-constexpr int kMostStages = 3;  // of Format::kStages
+constexpr int kMostStages = 4;  // of Format::kStages
 constexpr int kTiles = 4;       // that the loading warps may be ahead of the attending ones, themselves included
 
 constexpr int kStartBarrier = 1;  // named barrier of all threads, besides __syncthreads' 0
+constexpr int kTurnBarriers = 2;  // and one for each attending group
 
 constexpr int32_t kNever = INT32_MAX;  // a position that no key has
 
@@ -105,10 +106,6 @@ struct Ring {
   }
   __device__ __forceinline__ uint32_t parity() const { return kPowerOfTwo ? count / kSlots % 2 : count >= kSlots; }
   __device__ __forceinline__ void advance() { count = kPowerOfTwo || count + 1 < 2 * kSlots ? count + 1 : 0; }
-  __device__ __forceinline__ void skip(int32_t steps) {
-    count += static_cast<uint32_t>(steps);
-    if (!kPowerOfTwo) count %= 2 * kSlots;
-  }
 };
 
 // An mbarrier of Control, of which `control` is the shared address: array by its offset, and number in it.

@@ -33,6 +33,7 @@ sm90_prefill::TensorMaps describe(const PrefillParams& p) {
   constexpr int32_t kKeySize = sizeof(typename Format::Key);
   array(&maps.queries, p.q, kKeySize, p.tokens, kHeadDim, 3, sm90_prefill::kGroupQueries);
   array(&maps.keys, p.k, kKeySize, p.stored, kHeadDim, 3, sm90_prefill::kBlockKeys);
+  if (Format::kFp8Values) return maps;
   array(&maps.values, static_cast<const Value*>(p.v) + p.v_offset, sizeof(Value), p.stored, p.v_stride, 2,
         sm90_prefill::kBlockKeys);
   return maps;
@@ -65,8 +66,9 @@ void run(const PrefillParams& p, Random& random) {
   switch (p.dtype) {
     case DType::kF16: return run_kernel<__half, __half>(p, ctas);
     case DType::kBF16: return run_kernel<__nv_bfloat16, __nv_bfloat16>(p, ctas);
-    default: return run_kernel<E4M3FN, __nv_bfloat16>(p, ctas);
+    default: break;
   }
+  p.v_tiled ? run_kernel<E4M3FN, E4M3FN>(p, ctas) : run_kernel<E4M3FN, __nv_bfloat16>(p, ctas);
 }
 
 }  // namespace
@@ -80,5 +82,8 @@ int main(int argc, char** argv) {
   mla::test::PrefillCases mixed{"the same of e4m3fn with values in bf16", mla::test::run, /*any_scale=*/true};
   mixed.types = {{DType::kE4M3FN, DType::kBF16}};
   mixed.run_all(cases, seed);
+  mla::test::PrefillCases tiled{"the same all in e4m3fn", mla::test::run, /*any_scale=*/true};
+  tiled.types = {{DType::kE4M3FN, DType::kE4M3FN, /*tiled=*/true}};
+  tiled.run_all(cases, seed);
   return mla::test::report.clean() ? 0 : 1;
 }

@@ -8,6 +8,7 @@ namespace mla::test {
 
 struct PrefillTypes {
   DType keys, values;
+  bool tiled = false;
 };
 
 inline PrefillShape random_shape(Random& random, const std::vector<PrefillTypes>& types) {
@@ -15,6 +16,7 @@ inline PrefillShape random_shape(Random& random, const std::vector<PrefillTypes>
   const PrefillTypes chosen = types[pick(random, 0, static_cast<int>(types.size()) - 1)];
   s.type = chosen.keys;
   s.value_type = chosen.values;
+  s.tiled = chosen.tiled;
   s.causal = pick(random, 0, 2) > 0;
   s.merge = pick(random, 0, 2) == 0;
   s.key_mask = pick(random, 0, 2) == 0;
@@ -69,6 +71,7 @@ struct PrefillCases {
       if (is_fp8(problem.shape.type) && pick(random, 0, 1) == 0) {
         problem.q_scale = choose(random, {1.5f, 0.5f, -1.0f});
         problem.k_scale = choose(random, {1.0f, 0.7f});
+        if (is_fp8(problem.shape.value_type)) problem.v_scale = choose(random, {1.0f, 3.0f, -0.5f});
       }
       problem.prepare(random);
       run(problem.params(), random);

@@ -14,6 +14,14 @@ struct ShortLines {
   }
 };
 
+struct Tiles {
+  static float at(uint32_t operand, int line, int element) {
+    const uint32_t tile = (operand >> 16) << 4;
+    const uint32_t address = ((operand & 0x3FFF) << 4) + element / 16 * tile + line * 16 + element % 16;
+    return to_float(E4M3FN{*machine.shared(address)});
+  }
+};
+
 // Of products and what they are added to, the tensor cores keep 14 bits, counted from the largest one's first.
 template <size_t kCount>
 float add_with_14_bits(const std::array<float, kCount>& addends) {
