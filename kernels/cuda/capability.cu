@@ -14,6 +14,7 @@ constexpr const char* kF32 = "float32";
 constexpr const char* kE4M3FN = "float8_e4m3fn";
 constexpr const char* kE4M3FNUZ = "float8_e4m3fnuz";
 constexpr const char* kDsMla = "fp8_ds_mla";
+constexpr const char* kKernelValues = "kernel_values";  // e4m3fn in tiles, as kValueTile says
 constexpr const char* kArchitecture = "sm_80+";
 
 Capability row(const char* operation, const char* q_dtype, const char* cache_dtype) {
@@ -62,7 +63,7 @@ std::vector<Capability> capabilities() {
   // The first row that can serve a call does.
 #if defined(JAX_MLA_SM90)
   for (const char* dtype : {kBF16, kF16}) rows.push_back(sm90_prefill_row(dtype, dtype, true));
-  rows.push_back(sm90_prefill_row(kE4M3FN, kBF16, false));
+  for (const char* v_dtype : {kBF16, kKernelValues}) rows.push_back(sm90_prefill_row(kE4M3FN, v_dtype, false));
   rows.push_back(sm90_row(kBF16));
   rows.push_back(sm90_row(kF16));
   for (const char* q_dtype : {kBF16, kF16, kE4M3FN}) rows.push_back(sm90_fp8_row(q_dtype));

@@ -16,6 +16,7 @@ bool is_fp8(DType dtype) { return dtype == DType::kE4M3FN || dtype == DType::kE4
 
 std::string kinds(const PrefillParams& p) {
   const std::string keys = name_of(p.dtype);
+  if (p.v_tiled) return keys + " with values in tiles of " + name_of(p.v_dtype);
   return p.v_dtype == p.dtype ? keys : keys + " with values in " + name_of(p.v_dtype);
 }
 
@@ -49,7 +50,7 @@ Error attend(const PrefillParams& p, const Device& device, int32_t compute_capab
 #endif
   if (variant == "sm90") {
     return "jax_mla: mla_prefill's Hopper kernel takes bfloat16 and float16 with scale > 0, and float8_e4m3fn with "
-           "values in bfloat16, on compute capability 9.0" +
+           "values in bfloat16 or in tiles of float8_e4m3fn, on compute capability 9.0" +
            described(p) + " on " + std::to_string(compute_capability / 10) + "." +
            std::to_string(compute_capability % 10);
   }

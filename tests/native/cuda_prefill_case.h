@@ -15,11 +15,12 @@ struct PrefillVariant {
   int32_t number = 0;     // PrefillParams::variant
   bool any_scale = true;  // negative ones and 0 too
   DType dtype = DType::kBF16, v_dtype = DType::kBF16;
+  bool tiled = false;  // values lie as kValueTile says
 
   bool fp8() const { return dtype == DType::kE4M3FN; }
   // "bf16", "e4m3fn/bf16": of queries and keys, and of values where that differs.
   std::string dtypes() const {
-    return short_name(dtype) + (dtype == v_dtype ? "" : std::string("/") + short_name(v_dtype));
+    return short_name(dtype) + (tiled ? "/tiles" : dtype == v_dtype ? "" : std::string("/") + short_name(v_dtype));
   }
 };
 
@@ -33,23 +34,27 @@ struct PrefillShapes {
   bool bad_values = false;    // some values of keys that are seen are not finite
   std::vector<int32_t> q_lens = {200};
   std::vector<int32_t> kv_lens = {200};
-  int32_t q_gap = 0, kv_gap = 0;   // tokens in front of the first request that none owns, and as many behind the last
-  float scale = 0.072168784f;      // 192 ** -0.5
-  float q_scale = 1, k_scale = 1;  // 1: no array
+  int32_t q_gap = 0, kv_gap = 0;  // tokens in front of the first request that none owns, and as many behind the last
+  float scale = 0.072168784f;     // 192 ** -0.5
+  float q_scale = 1, k_scale = 1, v_scale = 1;  // 1: no array
   uint64_t seed = 1;
 
   // What e4m3's products lose of a score: the 14 bits of partial sums near 64 end at 2^-8, where some of the addends of
   // six products lose up to one each.
   double score_error() const { return variant.fp8() ? std::fabs(scale * q_scale * k_scale) / 16 : 0; }
-  double out_tolerance() const { return (variant.dtype == DType::kF16 ? 2e-3 : 1e-2) + score_error() / 2; }
+  double out_tolerance() const {
+    if (variant.tiled) return 4e-2 + score_error() / 2;  // weights of three bits behind the first
+    return (variant.dtype == DType::kF16 ? 2e-3 : 1e-2) + score_error() / 2;
+  }
   double lse_tolerance() const { return 1e-3 + score_error(); }
 
   std::string text() const {
     std::string s = variant.name + ", " + variant.dtypes() + ", heads " + std::to_string(heads) + ", scale " +
                     std::to_string(scale) + ", scales " + std::to_string(q_scale) + " " + std::to_string(k_scale) +
-                    (causal ? ", causal" : ", full") + (merge ? ", merge" : "") + (key_mask ? ", key mask" : "") +
-                    (whole_values ? ", whole values" : "") + (bad_values ? ", bad values" : "") + ", gaps " +
-                    std::to_string(q_gap) + " " + std::to_string(kv_gap) + ", queries/keys";
+                    " " + std::to_string(v_scale) + (causal ? ", causal" : ", full") + (merge ? ", merge" : "") +
+                    (key_mask ? ", key mask" : "") + (whole_values ? ", whole values" : "") +
+                    (bad_values ? ", bad values" : "") + ", gaps " + std::to_string(q_gap) + " " +
+                    std::to_string(kv_gap) + ", queries/keys";
     for (size_t b = 0; b < q_lens.size() && b < 12; ++b) {
       s += " " + std::to_string(q_lens[b]) + "/" + std::to_string(kv_lens[b]);
     }
@@ -84,6 +89,16 @@ __global__ void spoil_kernel(PrefillParams p, Key* q, Key* k, Value* v, bool bad
     const Value value = from_float<Value>(!seen || row % 2 == 0 ? NAN : INFINITY);
     for (int c = 0; c < kNope && (bad || !seen); ++c) v[p.v_offset + row * p.v_stride + c] = value;
   }
+}
+
+// By a thread for each byte of the tiles.
+__global__ void tile_kernel(PrefillParams p, const E4M3FN* v, E4M3FN* tiles, int64_t count) {
+  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (i >= count) return;
+  const int position = static_cast<int>(i % kValueTile), key = position % 4 / 2 * 8 + position / 4 * 2 + position % 2;
+  const int64_t row = i / kValueTile / kNope, token = row / p.heads * kValueTile + key, head = row % p.heads;
+  const int64_t from = p.v_offset + (token * p.heads + head) * p.v_stride + i / kValueTile % kNope;
+  tiles[i] = token < p.stored ? v[from] : E4M3FN{0};
 }
 
 enum class RowKind : int32_t { kCompared, kUntouched, kNotFinite };
@@ -145,6 +160,7 @@ __global__ void __launch_bounds__(kNope)
     }
   }
   const bool empty = highest == -INFINITY;
+  if (p.v_scale != nullptr) sum *= *p.v_scale;
   double expected = empty ? 0 : sum / total, expected_lse = empty ? -INFINITY : highest + log(total);
   if (p.merge && !empty && isfinite(carried_lse[row])) {
     const double carried = carried_lse[row], top = fmax(carried, expected_lse);
@@ -200,6 +216,7 @@ __global__ void compare_prefill_kernel(const Out* out, const float* lse, const f
 // f(Key{}, Value{}) with the element types of queries and keys, and of values.
 template <class F>
 void with_elements(const PrefillVariant& variant, F f) {
+  if (variant.tiled) return f(E4M3FN{}, E4M3FN{});
   with_element(variant.dtype, [&](auto key) {
     if constexpr (std::is_same_v<decltype(key), E4M3FN>) {
       f(key, __nv_bfloat16{});
@@ -225,9 +242,11 @@ class PrefillCase {
     p_.merge = shapes.merge;
     p_.dtype = shapes.variant.dtype;
     p_.v_dtype = shapes.variant.v_dtype;
+    p_.v_tiled = shapes.variant.tiled;
     p_.out_dtype = shapes.merge ? DType::kF32 : shapes.variant.fp8() ? DType::kBF16 : p_.dtype;
     if (shapes.q_scale != 1) p_.q_scale = upload(q_scale_, {shapes.q_scale});
     if (shapes.k_scale != 1) p_.k_scale = upload(k_scale_, {shapes.k_scale});
+    if (shapes.v_scale != 1) p_.v_scale = upload(v_scale_, {shapes.v_scale});
     p_.v_stride = shapes.whole_values ? 2 * kNope : kNope;
     p_.v_offset = shapes.whole_values ? kNope : 0;
     p_.cu_q_lens = upload(cu_q_lens_, cu_q_lens);
@@ -297,11 +316,13 @@ class PrefillCase {
     Array<float2> errors(rows);
     const float* before_out = shapes_.merge ? reinterpret_cast<const float*>(carried_out.data()) : nullptr;
     const float* before_lse = shapes_.merge ? carried_lse.data() : nullptr;
+    PrefillParams plain = p_;  // the oracle's values are not in tiles
+    plain.v = v_.data();
     with_elements(shapes_.variant, [&](auto key, auto value) {
       LaunchShape shape;
       shape.grid = dim3(static_cast<unsigned>(rows));
       shape.block = dim3(kNope);
-      check(launch("the oracle", (prefill_oracle_kernel<decltype(key), decltype(value)>), shape, device(), p_,
+      check(launch("the oracle", (prefill_oracle_kernel<decltype(key), decltype(value)>), shape, device(), plain,
                    before_out, before_lse, expected_out.data(), expected_lse.data(), kinds.data()));
     });
     const auto compare = [&](auto element) {
@@ -356,12 +377,19 @@ class PrefillCase {
       check(launch("spoiling", (spoil_kernel<Key, Value>), grid_of(rows), device(), p_, q, k, v, shapes_.bad_values,
                    shapes_.seed));
     }
+    if (!shapes_.variant.tiled) return;
+    const int64_t tiled = (p_.stored + kValueTile - 1) / kValueTile * kValueTile * p_.heads * kNope;
+    tiles_ = Array<uint8_t>(tiled);
+    p_.v = tiles_.data();
+    if (tiled == 0) return;
+    check(launch("tiling", tile_kernel, grid_of(tiled), device(), p_, reinterpret_cast<const E4M3FN*>(v_.data()),
+                 reinterpret_cast<E4M3FN*>(tiles_.data()), tiled));
   }
 
   PrefillShapes shapes_;
   PrefillParams p_{};
-  Array<uint8_t> q_, k_, v_, out_;
-  Array<float> lse_, q_scale_, k_scale_;
+  Array<uint8_t> q_, k_, v_, tiles_, out_;
+  Array<float> lse_, q_scale_, k_scale_, v_scale_;
   Array<int32_t> cu_q_lens_, cu_kv_lens_;
   Array<uint32_t> key_mask_;
   std::vector<uint8_t> carried_out_;

@@ -20,8 +20,9 @@ inline const std::vector<PrefillVariant>& prefill_variants() {
       if (row.operation != std::string("mla_prefill") || !runs) continue;
       const auto position = std::find(names.begin(), names.end(), name);
       require(position != names.end(), "variants() lacks " + name);
+      const bool tiled = row.cache_dtype == std::string("kernel_values");
       all.push_back({name, static_cast<int32_t>(position - names.begin()) + 1, !row.positive_scale,
-                     dtype_named(row.q_dtype), dtype_named(row.cache_dtype)});
+                     dtype_named(row.q_dtype), tiled ? DType::kE4M3FN : dtype_named(row.cache_dtype), tiled});
     }
     return all;
   }();
@@ -51,6 +52,7 @@ inline PrefillShapes random_prefill(const PrefillVariant& variant, Random& rando
     const float scales[] = {1.5f, 0.5f, -1.0f};
     s.q_scale = scales[pick(random, 0, 2)];
     s.k_scale = 0.7f;
+    if (variant.tiled) s.v_scale = pick(random, 0, 1) ? 3.0f : -0.5f;
   }
   const float others[] = {0.0f, -0.07f, -1.0f};
   if (variant.any_scale && pick(random, 0, 2) == 0) s.scale = others[pick(random, 0, 2)];
@@ -182,6 +184,7 @@ inline std::string prefill_refusals_group(const PrefillVariant& variant, bool) {
   refuses("variant is 9", p);
   p = problem.params();
   p.dtype = p.v_dtype = p.out_dtype = DType::kF32;
+  p.v_tiled = false;
   p.q_scale = p.k_scale = nullptr;
   refuses("takes bfloat16 and float16", p);
   p = problem.params();
@@ -190,7 +193,7 @@ inline std::string prefill_refusals_group(const PrefillVariant& variant, bool) {
   const Array<float> v_scale(std::vector<float>{2});
   p = problem.params();
   p.v_scale = v_scale.data();
-  refuses("v_scale belong to fp8", p);
+  if (!variant.tiled) refuses("v_scale belong to fp8", p);
   return "refused with words";
 }
 
