@@ -43,7 +43,8 @@ struct PrefillShapes {
   // six products lose up to one each.
   double score_error() const { return variant.fp8() ? std::fabs(scale * q_scale * k_scale) / 16 : 0; }
   double out_tolerance() const {
-    if (variant.tiled) return 4e-2 + score_error() / 2;  // weights of three bits behind the first
+    // Weights have three bits behind the first: each is off by 2^-4 at most, and so is a row.
+    if (variant.tiled) return 6.25e-2 + score_error() / 2;
     return (variant.dtype == DType::kF16 ? 2e-3 : 1e-2) + score_error() / 2;
   }
   double lse_tolerance() const { return 1e-3 + score_error(); }

@@ -140,7 +140,8 @@ class PrefillCase {
   double score_error() const { return is_fp8(shape.type) ? std::fabs(scale * q_scale * k_scale) / 16 : 0; }
   double lse_tolerance() const { return 1e-3 + score_error(); }
   double out_tolerance() const {
-    if (is_fp8(shape.value_type)) return 4e-2 + score_error() / 2;  // weights of three bits behind the first
+    // Weights have three bits behind the first: each is off by 2^-4 at most, and so is a row.
+    if (is_fp8(shape.value_type)) return 6.25e-2 + score_error() / 2;
     return (shape.type == DType::kF16 ? 2e-3 : 1e-2) + score_error() / 2;
   }
 

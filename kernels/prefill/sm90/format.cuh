@@ -24,7 +24,7 @@ struct Format {
     return kv_begin / kKeyAlignment * kKeyAlignment;
   }
 
-  // Weights are at most 1. In e4m3 those above 2^-10 of the largest keep their bits if they are multiplied with 2^8.
+  // Weights are at most 1. Multiplied with 2^8, those above 2^-14 of the largest are normal numbers of e4m3.
   static constexpr int kWeightShift = kFp8Values ? 8 : 0;
 
   // Products take 32 bytes of a line at once, of 16-bit elements and of e4m3.
