@@ -24,7 +24,8 @@ def cuobjdump(option: str, path: str) -> str:
 def short(name: str) -> str:
     """The mangled name of a kernel's instance, as in "decode_kernel bf16 24"."""
     kernel = re.search(r"([a-z_]*_kernel)I", name)
-    element = "f16" if "6__half" in name else "bf16" if "13__nv_bfloat16" in name else ""
+    elements = {"E4M3FN": "e4m3fn", "6__half": "f16", "13__nv_bfloat16": "bf16"}
+    element = "/".join(short for mangled, short in elements.items() if mangled in name)
     rows = re.search(r"ShapeILi(\d+)", name)
     masked = "masked" if "prefill_kernel" in name and "Lb1E" in name else ""
     return " ".join([kernel[1] if kernel else name, element, rows[1] if rows else masked])

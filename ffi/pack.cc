@@ -43,13 +43,20 @@ ffi::Error pack_kv_fp8_handler(Device device, AnyBuffer kv_up, AnyBuffer k_pe, A
   Checks checks;
   PackKvParams params = params_of(checks, kv_up, k_pe, k_scale, *k);
   if (checks.failed()) return checks.error();
-  checks.shape("v", *v, {params.tokens, params.heads, kNope});
+  const bool tiled = v->dimensions().size() == 4;
+  if (tiled) {
+    const int64_t tiles = (params.tokens + kValueTile - 1) / kValueTile;
+    checks.shape("v", *v, {tiles, params.heads, kNope, kValueTile});
+  } else {
+    checks.shape("v", *v, {params.tokens, params.heads, kNope});
+  }
   checks.that(v->element_type() == k->element_type(), "k and v differ in dtype");
   checks.holds("packed_k_scale", packed_k_scale, 1, true).holds("packed_v_scale", packed_v_scale, 1, true);
   if (checks.failed()) return checks.error();
   params.packed_k_scale = optional_data<float>(packed_k_scale);
   params.packed_v_scale = optional_data<float>(packed_v_scale);
   params.v = v->untyped_data();
+  params.v_tiled = tiled;
   params.saturate = saturate;
   return to_ffi(pack_kv(params, device));
 }

@@ -16,7 +16,7 @@ ffi::Error prefill_handler(Device device, AnyBuffer q, AnyBuffer k, AnyBuffer v,
                            AnyBuffer v_scale, AnyBuffer carry_out, AnyBuffer carry_lse, Result out, Result lse,
                            int32_t value_offset, int32_t variant, float scale, bool causal) {
   Checks checks;
-  checks.rank("q", q, 3).rank("k", k, 3).rank("v", v, 3).floating("q", q).floating("out", *out);
+  checks.rank("q", q, 3).rank("k", k, 3).floating("q", q).floating("v", v).floating("out", *out);
   checks.that(cu_q_lens.element_count() >= 2, "cu_q_lens needs two elements or more");
   checks.that(value_offset == 0 || value_offset == kNope,
               "value_offset is " + std::to_string(value_offset) + ", expected 0 or " + std::to_string(kNope));
@@ -27,9 +27,16 @@ ffi::Error prefill_handler(Device device, AnyBuffer q, AnyBuffer k, AnyBuffer v,
   const bool merge = carry_lse.element_count() != 0;
 
   checks.shape("q", q, {tokens, heads, kHeadDim}).shape("k", k, {stored, heads, kHeadDim});
-  checks.shape("v", v, {stored, heads, v_width});
-  checks.that(k.element_type() == q.element_type() && v.element_type() == q.element_type(),
-              "q, k and v differ in dtype");
+  const bool tiled = v.dimensions().size() == 4;
+  if (tiled) {
+    checks.shape("v", v, {(stored + kValueTile - 1) / kValueTile, heads, kNope, kValueTile});
+    checks.that(v.element_type() == ffi::DataType::F8E4M3FN, "v in tiles is float8_e4m3fn");
+  } else {
+    checks.shape("v", v, {stored, heads, v_width});
+  }
+  checks.that(k.element_type() == q.element_type(), "q and k differ in dtype");
+  checks.that(v.element_type() == q.element_type() || v.element_type() == ffi::DataType::BF16,
+              "v has neither q's dtype nor bfloat16");
   checks.holds("cu_q_lens", cu_q_lens, batch + 1).holds("cu_kv_lens", cu_kv_lens, batch + 1);
   checks.holds("key_mask", key_mask, (stored + 31) / 32, /*optional=*/true);
   checks.holds("q_scale", q_scale, 1, true).holds("k_scale", k_scale, 1, true).holds("v_scale", v_scale, 1, true);
@@ -73,6 +80,8 @@ ffi::Error prefill_handler(Device device, AnyBuffer q, AnyBuffer k, AnyBuffer v,
   params.causal = causal;
   params.merge = merge;
   params.dtype = *dtype_of(q);
+  params.v_dtype = *dtype_of(v);
+  params.v_tiled = tiled;
   params.out_dtype = *dtype_of(*out);
   return to_ffi(prefill(params, device));
 }

@@ -11,7 +11,7 @@ from jax_mla.context import ContextPlan, mla_context, plan_context
 from jax_mla.decode import DecodePlan, mla_decode, plan_decode
 from jax_mla.dispatch import Capability, capabilities, explain, override_capabilities
 from jax_mla.merge import apply_sink, merge_states
-from jax_mla.pack import pack_kv, pack_kv_fp8
+from jax_mla.pack import KernelValues, pack_kv, pack_kv_fp8
 from jax_mla.prefill import mla_prefill
 from jax_mla.scratch import DecodeScratch, decode_scratch
 from jax_mla.sharding import sharded_decode
@@ -26,6 +26,7 @@ __all__ = [
     "ContextPlan",
     "DecodePlan",
     "DecodeScratch",
+    "KernelValues",
     "allocate_cache",
     "apply_sink",
     "capabilities",

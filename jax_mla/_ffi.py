@@ -270,7 +270,8 @@ def prefill(
 ) -> tuple[jax.Array, jax.Array]:
     """q [T, H, 192], k [S, H, 192], v [S, H, 128 or 256], key_mask [ceil(S / 32)] uint32 -> out [T, H, 128], lse.
 
-    scales: of q, k and v. carry: out and lse in fp32, aliased with the results, which are then out_dtype float32.
+    v may be KernelValues' tiles [ceil(S / 16), H, 128, 16]. scales: of q, k and v. carry: out and lse in fp32, aliased
+    with the results, which are then out_dtype float32.
     """
     tokens, num_heads, _ = q.shape
     results = (_shape((tokens, num_heads, 128), out_dtype), _shape((tokens, num_heads), jnp.float32))
@@ -318,10 +319,15 @@ def pack_kv_fp8(
     *,
     dtype: Any,
     saturate: bool,
+    tiled: bool,
 ) -> tuple[jax.Array, jax.Array]:
-    """kv_up [T, H, 256], k_pe [T, 64] or [T, 576] -> k [T, H, 192], v [T, H, 128] in `dtype`."""
+    """kv_up [T, H, 256], k_pe [T, 64] or [T, 576] -> k [T, H, 192], v [T, H, 128] in `dtype`.
+
+    tiled: v comes as KernelValues' tiles [ceil(T / 16), H, 128, 16].
+    """
     tokens, num_heads, _ = kv_up.shape
-    results = (_shape((tokens, num_heads, 192), dtype), _shape((tokens, num_heads, 128), dtype))
+    v_shape = (-(-tokens // 16), num_heads, 128, 16) if tiled else (tokens, num_heads, 128)
+    results = (_shape((tokens, num_heads, 192), dtype), _shape(v_shape, dtype))
     scales = (_optional(s, jnp.float32) for s in (k_scale, packed_k_scale, packed_v_scale))
     return _call(_PACK_KV_FP8, results, (kv_up, k_pe, *scales), saturate=np.bool_(saturate))
 

@@ -31,9 +31,10 @@ class Capability:
 
     operation: the public function. platform: "cpu", "cuda" or "rocm". variant: its kernels, as in "cuda:generic".
     architecture: "x86_64", "sm_90", "sm_80+" (that and later), "gfx950". q_dtype, cache_dtype: names of dtypes (for
-    cache updates and packing: of the input and of the result). planner_heads, reducer_heads: counts that each takes.
-    tile_rows: (query, head) rows that a tile may have. max_q_len: query tokens a sequence, None = any. page_sizes:
-    tokens a page, None = any. positive_scale: the scale of the scores has to be above 0.
+    cache updates and packing: of the input and of the result; for prefill: of queries and keys, and of values).
+    planner_heads, reducer_heads: counts that each takes. tile_rows: (query, head) rows that a tile may have. max_q_len:
+    query tokens a sequence, None = any. page_sizes: tokens a page, None = any. positive_scale: the scale of the scores
+    has to be above 0.
     """
 
     operation: str
@@ -343,9 +344,10 @@ def explain(
     """What would serve a call, and the row of the table that decides. Prints as one line.
 
     operation: a public function's name. num_heads: ignored by operations without a head count. q_dtype, cache_dtype:
-    of queries and cache ("fp8_ds_mla" is one), or of input and result for update_cache and the packing; cache_dtype
-    defaults to q_dtype. q_len, page_size: query tokens a sequence and tokens a page, in decode. target: a platform or
-    an architecture ("sm_90"); default: this process's. Raises ValueError for an unknown name.
+    of queries and cache ("fp8_ds_mla" is one), of keys and values for mla_prefill, or of input and result for
+    update_cache and the packing; cache_dtype defaults to q_dtype. q_len, page_size: query tokens a sequence and tokens
+    a page, in decode. target: a platform or an architecture ("sm_90"); default: this process's. Raises ValueError for
+    an unknown name.
     """
     platform, variant = _parse(implementation)
     architecture = target if target not in (None, *_ffi.PLATFORMS) else None

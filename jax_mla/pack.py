@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +13,30 @@ from jax_mla import _checks, _ffi, dispatch, reference
 from jax_mla.dispatch import Choice
 
 
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["tiles"], meta_fields=["tokens"])
+@dataclasses.dataclass(frozen=True)
+class KernelValues:
+    """Values of prefill in the layout that Hopper's fp8 kernel reads: `pack_kv_fp8(..., values="kernel")`.
+
+    tiles [ceil(S / 16), H, 128, 16] in float8_e4m3fn: 16 tokens of each head, one column after the other, the tokens of
+    a column in the order 0 1 8 9, 2 3 10 11, 4 5 12 13, 6 7 14 15, and zeros behind the last. tokens: S, static.
+    A pytree, whose leaf can be sharded over its heads.
+    """
+
+    tiles: jax.Array
+    tokens: int
+
+    # As the capability table names it, where a dtype of values stands.
+    KIND: ClassVar[str] = "kernel_values"
+
+
 @dataclasses.dataclass(frozen=True)
 class _Call:
     """What is static in one call."""
 
     dtype: str | None  # of an fp8 result; None: keys alone, in the input's dtype
     saturate: bool
+    tiled: bool
     choices: tuple[Choice, ...]
     named: bool
 
@@ -28,17 +46,19 @@ def _native(call: _Call, choice: Choice, kv_up, k_pe, k_scale, packed_k_scale, p
     if call.dtype is None:
         return _ffi.pack_kv(kv_up, k_pe, k_scale)
     return _ffi.pack_kv_fp8(
-        kv_up, k_pe, k_scale, packed_k_scale, packed_v_scale, dtype=jnp.dtype(call.dtype), saturate=call.saturate
-    )
+        kv_up, k_pe, k_scale, packed_k_scale, packed_v_scale, dtype=jnp.dtype(call.dtype), saturate=call.saturate,
+        tiled=call.tiled,
+    )  # fmt: skip
 
 
 def _xla(call: _Call, kv_up, k_pe, k_scale, packed_k_scale, packed_v_scale):
     if call.dtype is None:
         return reference.pack_kv(kv_up, k_pe, k_scale=k_scale)
-    return reference.pack_kv_fp8(
+    k, v = reference.pack_kv_fp8(
         kv_up, k_pe, k_scale=k_scale, packed_k_scale=packed_k_scale, packed_v_scale=packed_v_scale,
         dtype=jnp.dtype(call.dtype), saturate=call.saturate,
     )  # fmt: skip
+    return k, reference.tile_values(v) if call.tiled else v
 
 
 @functools.partial(jax.jit, static_argnames=("call",))
@@ -80,7 +100,7 @@ def pack_kv(
     if kv_up.size == 0:
         return jnp.zeros((*kv_up.shape[:2], _checks.HEAD_DIM), kv_up.dtype)
     choices = dispatch.select("pack_kv", implementation=implementation, q_dtype=kind, cache_dtype=kind)
-    call = _Call(None, False, choices, implementation is not None)
+    call = _Call(None, False, False, choices, implementation is not None)
     return _pack(kv_up, k_pe, k_scale, None, None, call=call)
 
 
@@ -93,16 +113,20 @@ def pack_kv_fp8(
     packed_v_scale: jax.Array | float | None = None,
     dtype: Any = jnp.float8_e4m3fn,
     saturate: bool = False,
+    values: str = "plain",
     implementation: str | None = None,
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, jax.Array | KernelValues]:
     """Keys and values of prefill in fp8, in one pass.
 
     kv_up, k_pe, k_scale: as for `pack_kv`. Stored are key / packed_k_scale and value / packed_v_scale (fp32 scalars,
     None = 1), cast to dtype (an e4m3) as `astype` does: out of range becomes NaN, or is clamped with saturate. An fp8
     k_pe of that dtype is copied byte for byte where both its k_scale and packed_k_scale are 1.
 
-    Returns k [T, H, 192] and v [T, H, 128] in dtype. Raises ValueError for wrong shapes or dtypes,
-    NotImplementedError where a named implementation cannot serve.
+    values: "plain", or "kernel" for KernelValues (e4m3fn alone), which Hopper's fp8 kernel reads; tokens have their
+    places in it by their number in the array, so that a request may begin anywhere.
+
+    Returns k [T, H, 192] and v [T, H, 128] in dtype, or v as KernelValues. Raises ValueError for wrong shapes, dtypes
+    or values, NotImplementedError where a named implementation cannot serve.
     """
     kv_up, k_pe, k_scale = _checked(kv_up, k_pe, k_scale)
     kind = jnp.dtype(dtype).name
@@ -112,8 +136,16 @@ def pack_kv_fp8(
         _checks.fp32_scalar(n, s) for n, s in (("packed_k_scale", packed_k_scale), ("packed_v_scale", packed_v_scale))
     ]
     saturate = _checks.flag("saturate", saturate)
+    if values not in ("plain", "kernel"):
+        raise ValueError(f"values is {values!r}; expected 'plain' or 'kernel'")
+    tiled = values == "kernel"
+    if tiled and kind != "float8_e4m3fn":
+        raise ValueError(f"values is 'kernel' for dtype {kind}; expected float8_e4m3fn")
+    tokens, num_heads, _ = kv_up.shape
     if kv_up.size == 0:
-        return tuple(jnp.zeros((*kv_up.shape[:2], width), dtype) for width in (_checks.HEAD_DIM, _checks.NOPE))
+        k, v = (jnp.zeros((tokens, num_heads, width), dtype) for width in (_checks.HEAD_DIM, _checks.NOPE))
+        return k, KernelValues(reference.tile_values(v), tokens) if tiled else v
     choices = dispatch.select("pack_kv_fp8", implementation=implementation, q_dtype=kv_up.dtype.name, cache_dtype=kind)
-    call = _Call(kind, saturate, choices, implementation is not None)
-    return _pack(kv_up, k_pe, k_scale, *scales, call=call)
+    call = _Call(kind, saturate, tiled, choices, implementation is not None)
+    k, v = _pack(kv_up, k_pe, k_scale, *scales, call=call)
+    return k, KernelValues(v, tokens) if tiled else v

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from jax_mla import _checks, _ffi, dispatch, reference
 from jax_mla.dispatch import Choice
+from jax_mla.pack import KernelValues
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,8 +35,9 @@ def _native(call: _Call, choice: Choice, *operands):
     @jax.custom_batching.custom_vmap
     def kernel(q, k, v, cu_q_lens, cu_kv_lens, scales, carry):
         out_dtype = jnp.float32 if carry is not None else q.dtype if q.dtype.name in _checks.FLOATS else jnp.bfloat16
+        arrays = q, k, v.tiles if isinstance(v, KernelValues) else v
         return _ffi.prefill(
-            q, k, v, cu_q_lens, cu_kv_lens, None, scales, carry, value_offset=call.value_offset, scale=call.scale,
+            *arrays, cu_q_lens, cu_kv_lens, None, scales, carry, value_offset=call.value_offset, scale=call.scale,
             causal=call.causal, variant=choice.variant, out_dtype=out_dtype,
         )  # fmt: skip
 
@@ -63,6 +65,10 @@ def _folded(size: int, in_batched, operands):
     q, k, v, cu_q_lens, cu_kv_lens, _, carry = spread_out
     tokens, stored = q.shape[1], k.shape[1]
     cu_q_lens, cu_kv_lens = jnp.clip(cu_q_lens, 0, tokens), jnp.clip(cu_kv_lens, 0, stored)
+    if isinstance(v, KernelValues):  # each call's begin with a tile
+        stored = v.tiles.shape[1] * reference.VALUE_TILE
+        k = jnp.pad(k, ((0, 0), (0, stored - k.shape[1]), (0, 0), (0, 0)))
+        v = KernelValues(v.tiles, size * stored)
     # Query tokens that no sequence of a mapped call owns become sequences without keys, such keys ones without queries.
     none = jnp.zeros_like(cu_q_lens[:, :1])
     cu_q_lens = jnp.concatenate([none, cu_q_lens[:, :1], cu_q_lens, none + tokens], axis=1)
@@ -76,11 +82,14 @@ def _folded(size: int, in_batched, operands):
         return x.reshape(-1, *x.shape[2:])
 
     lens = joined(cu_q_lens, tokens), joined(cu_kv_lens, stored)
-    return flat(q), flat(k), flat(v), *lens, operands[_OPERANDS.index("scales")], jax.tree.map(flat, carry)
+    q, k, v, carry = jax.tree.map(flat, (q, k, v, carry))
+    return q, k, v, *lens, operands[_OPERANDS.index("scales")], carry
 
 
 def _xla(call: _Call, q, k, v, cu_q_lens, cu_kv_lens, scales, carry):
     q_scale, k_scale, v_scale = scales
+    if isinstance(v, KernelValues):
+        v = reference.untile_values(v.tiles, k.shape[0])
     return reference.mla_prefill(
         q, k, v, cu_q_lens, cu_kv_lens, causal=call.causal, scale=call.scale, value_offset=call.value_offset,
         q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, carry=carry,
@@ -109,10 +118,37 @@ def _core(call: _Call, *operands):
 _attend = jax.jit(_core, static_argnums=0)
 
 
+def _checked_values(
+    v: jax.Array | KernelValues, kind: str, stored: int, num_heads: int, value_offset: int
+) -> tuple[jax.Array | KernelValues, str]:
+    """v for keys of dtype `kind`, and what the capability table calls it."""
+    if isinstance(v, KernelValues):
+        if kind != "float8_e4m3fn":
+            raise ValueError(f"v is KernelValues beside q in {kind}; expected q and k in float8_e4m3fn")
+        tiles = _checks.array("v.tiles", v.tiles)
+        _checks.dtype("v.tiles", tiles, (kind,))
+        expected = -(-stored // reference.VALUE_TILE), num_heads, _checks.NOPE, reference.VALUE_TILE
+        _checks.shape("v.tiles", tiles, expected)
+        if v.tokens != stored:
+            raise ValueError(f"v has {v.tokens} tokens; expected k's {stored}")
+        if value_offset != 0:
+            raise ValueError(f"value_offset is {value_offset} for KernelValues; expected 0")
+        return KernelValues(tiles, stored), KernelValues.KIND
+    v = _checks.array("v", v)
+    whole = v.ndim == 3 and v.shape[-1] == 2 * _checks.NOPE
+    _checks.shape("v", v, (stored, num_heads, 2 * _checks.NOPE if whole else _checks.NOPE))
+    if value_offset != (_checks.NOPE if whole else 0):
+        raise ValueError(
+            f"value_offset is {value_offset} for v of {v.shape[-1]} columns; expected 0 for 128, 128 for 256"
+        )
+    _checks.dtype("v", v, (kind, "bfloat16") if kind in _checks.FP8 else (kind,))
+    return v, v.dtype.name
+
+
 def mla_prefill(
     q: jax.Array,
     k: jax.Array,
-    v: jax.Array,
+    v: jax.Array | KernelValues,
     cu_q_lens: jax.Array,
     cu_kv_lens: jax.Array,
     *,
@@ -128,7 +164,9 @@ def mla_prefill(
     """Ragged attention with keys of 192 and values of 128 columns.
 
     q [T, H, 192], k [S, H, 192]; v [S, H, 128], or the whole up-projection [S, H, 256] with value_offset=128, read in
-    place. All in one dtype: bf16, fp16, fp32, or fp8 with the fp32 scalars q_scale, k_scale, v_scale (None = 1).
+    place. All in one dtype: bf16, fp16, fp32, or fp8 with the fp32 scalars q_scale, k_scale, v_scale (None = 1). Beside
+    fp8 q and k, v may be bf16, without a v_scale, which needs no packing; beside float8_e4m3fn, KernelValues, which
+    Hopper takes fastest.
     cu_q_lens, cu_kv_lens [B + 1] int32: where each sequence begins and ends. causal: query i of n sees keys up to
     m - n + i of its m. scale: static (192 ** -0.5). carry: (out [T, H, 128], lse [T, H]) in fp32, into which the
     result is merged, in place where it is donated to jit; a row without keys keeps it as it is.
@@ -141,28 +179,24 @@ def mla_prefill(
     Raises ValueError or NotImplementedError while tracing, for wrong shapes, dtypes or head counts; also when
     differentiated, unless implementation is "xla", and for vmap over the scales.
     """
-    q, k, v = _checks.array("q", q), _checks.array("k", k), _checks.array("v", v)
+    q, k = _checks.array("q", q), _checks.array("k", k)
     _checks.dtype("q", q, (*_checks.FLOATS, *_checks.FP8))
     _checks.shape("q", q, ("T", "H", _checks.HEAD_DIM))
     tokens, num_heads, _ = q.shape
     _checks.num_heads("q", num_heads)
     _checks.shape("k", k, ("S", num_heads, _checks.HEAD_DIM))
-    whole = v.ndim == 3 and v.shape[-1] == 2 * _checks.NOPE
-    _checks.shape("v", v, (k.shape[0], num_heads, 2 * _checks.NOPE if whole else _checks.NOPE))
-    if value_offset != (_checks.NOPE if whole else 0):
-        raise ValueError(
-            f"value_offset is {value_offset} for v of {v.shape[-1]} columns; expected 0 for 128, 128 for 256"
-        )
-    for name, x in (("k", k), ("v", v)):
-        _checks.dtype(name, x, (q.dtype.name,))
+    kind = q.dtype.name
+    _checks.dtype("k", k, (kind,))
+    v, v_kind = _checked_values(v, kind, k.shape[0], num_heads, value_offset)
     cu_q_lens = _checks.int32("cu_q_lens", cu_q_lens, ("B + 1",))
     if cu_q_lens.shape[0] < 1:
         raise ValueError("cu_q_lens is empty; expected [B + 1] elements")
     cu_kv_lens = _checks.int32("cu_kv_lens", cu_kv_lens, cu_q_lens.shape)
     scales = {}
-    for name, scale_of in (("q_scale", q_scale), ("k_scale", k_scale), ("v_scale", v_scale)):
-        if scale_of is not None and q.dtype.name not in _checks.FP8:
-            raise ValueError(f"{name} is given for {q.dtype.name} inputs; it belongs to fp8")
+    for name, scale_of, x in (("q_scale", q_scale, q), ("k_scale", k_scale, k), ("v_scale", v_scale, v)):
+        found = (x.tiles if isinstance(x, KernelValues) else x).dtype.name
+        if scale_of is not None and found not in _checks.FP8:
+            raise ValueError(f"{name} is given for {found} inputs; it belongs to fp8")
         scales[name] = _checks.fp32_scalar(name, scale_of)
     if carry is not None:
         out, lse = (_checks.array(f"carry[{i}]", x) for i, x in enumerate(carry))
@@ -172,8 +206,9 @@ def mla_prefill(
         _checks.shape("carry[1] (lse)", lse, (tokens, num_heads))
         carry = (out, lse)
     scale, causal = _checks.number("scale", scale), _checks.flag("causal", causal)
-    kind = q.dtype.name
-    choices = dispatch.select("mla_prefill", implementation=implementation, q_dtype=kind, cache_dtype=kind, scale=scale)
+    choices = dispatch.select(
+        "mla_prefill", implementation=implementation, q_dtype=kind, cache_dtype=v_kind, scale=scale
+    )
     if 0 in q.shape or k.size == 0 or cu_q_lens.shape[0] == 1:
         choices = ()  # no query or no key: no kernel is handed a buffer without memory
     call = _Call(scale, causal, value_offset, choices, implementation is not None, implementation == dispatch.XLA)

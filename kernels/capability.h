@@ -20,7 +20,7 @@ struct Capability {
   const char* variant;                 // "generic", "sm90", "avx512", ...
   const char* architecture;            // "x86_64", "sm_90", "sm_80+" (that and later), "gfx950", ...
   const char* q_dtype;                 // JAX's name of the dtype; for update_cache and pack_kv the input's
-  const char* cache_dtype;             // of the cache, or of the packed output
+  const char* cache_dtype;             // of the cache, of prefill's values, or of the packed output
   std::vector<Range> planner_heads;    // counts the work planner takes (empty for operations without heads)
   std::vector<Range> reducer_heads;    // counts the reduction takes
   std::vector<int32_t> tile_rows;      // (query, head) rows a tile may have, ascending

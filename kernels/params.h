@@ -18,6 +18,12 @@ constexpr int kHeadDim = kNope + kRope;  // up-projected query and key width
 constexpr int kDsMlaGroup = 128;         // latent values that share a scale in an fp8_ds_mla cache
 constexpr int kDsMlaBytes = kLatent + kLatent / kDsMlaGroup * 4 + kRope * 2;  // 656 a token: values, scales, bf16 rope
 
+// Values as the fp8 prefill kernel reads them: tiles of 16 tokens, counted from the array's first, in each of which a
+// head's columns lie one after the other, with their tokens in this order: 0 1 8 9, 2 3 10 11, 4 5 12 13, 6 7 14 15.
+// That is where a lane of the tensor cores has the weights of its row, so that they need not move. Behind the last
+// token are zeros.
+constexpr int kValueTile = 16;
+
 // Tokens in one block of the work split: the plan cuts a sequence at multiples of it.
 constexpr int kBlockTokens = 64;
 
@@ -139,13 +145,14 @@ struct MergeStatesParams {
 struct PrefillParams {
   const void* q;              // [T, H, 192] in dtype
   const void* k;              // [S, H, 192] in dtype
-  const void* v;              // row (s, h) starts v_offset + (s * H + h) * v_stride elements, 128 long, in dtype
+  const void* v;              // row (s, h) starts v_offset + (s * H + h) * v_stride elements, 128 long, in v_dtype;
+                              // or, where v_tiled, [ceil(S / 16), H, 128, 16] as kValueTile says
   int64_t v_stride;           // 128, or 256 in a whole up-projection
   int64_t v_offset;           // 0, or 128
   const int32_t* cu_q_lens;   // [B + 1]: queries [cu_q_lens[b], cu_q_lens[b + 1]) of T are request b's
   const int32_t* cu_kv_lens;  // [B + 1]: likewise its keys of S
   const uint32_t* key_mask;   // [ceil(S / 32)]: bit s % 32 of word s / 32 clear: nobody sees key s. Null: all are seen
-  const float* q_scale;       // [], or null: 1; fp8 alone, as are the next two
+  const float* q_scale;       // [], or null: 1; of fp8 arrays alone, as the next two
   const float* k_scale;
   const float* v_scale;
   void* out;       // [T, H, 128] in out_dtype; float32, and updated in place, where `merge`
@@ -158,7 +165,9 @@ struct PrefillParams {
   float scale;      // of the scores, before softmax (multiplied with q_scale and k_scale)
   bool causal;      // query i of n sees keys j <= m - n + i of its m
   bool merge;       // out and lse hold a state that the result is merged into; rows without keys stay as they are
-  DType dtype;
+  DType dtype;      // of q and k
+  DType v_dtype;    // dtype, or bf16 beside fp8
+  bool v_tiled;     // of e4m3fn alone
   DType out_dtype;
 };
 
@@ -169,12 +178,14 @@ struct PackKvParams {
   const float* packed_k_scale;  // [], or null: 1; fp8 output only: stored k is value / packed_k_scale
   const float* packed_v_scale;  // [], or null: 1
   void* k;                      // [T, H, 192] in output_dtype
-  void* v;                      // [T, H, 128] in output_dtype; null: keys alone
+  void* v;                      // [T, H, 128] in output_dtype, or [ceil(T / 16), H, 128, 16] as kValueTile says where
+                                // v_tiled; null: keys alone
   int64_t k_pe_stride;          // R, or D for gathered latent rows
   int64_t k_pe_offset;          // 0, or L
   int64_t tokens;
   int32_t heads;
   bool saturate;
+  bool v_tiled;
   DType input_dtype;
   DType k_pe_dtype;
   DType output_dtype;

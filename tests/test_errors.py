@@ -18,6 +18,12 @@ def ints(*shape):
     return jnp.zeros(shape, jnp.int32)
 
 
+def tiled_values(tokens):
+    return jax_mla.KernelValues(zeros(-(-tokens // 16), 4, 128, 16, dtype=FP8), tokens)
+
+
+FP8_KEYS = {"q": zeros(5, 4, 192, dtype=FP8), "k": zeros(7, 4, 192, dtype=FP8)}
+
 # A good call of each operation; the table below changes arguments of it.
 GOOD = {
     "mla_decode": {
@@ -194,6 +200,18 @@ BAD = [
     ("mla_prefill", {"k": zeros(7, 4, 192, dtype=F16)}, NO, "k has dtype float16; expected bfloat16"),
     ("mla_prefill", {"cu_kv_lens": ints(4)}, NO, "cu_kv_lens has shape"),
     ("mla_prefill", {"q_scale": 1.0}, NO, "q_scale is given for bfloat16 inputs"),
+    ("mla_prefill", {"q": zeros(5, 4, 192, dtype=FP8)}, NO, "k has dtype bfloat16; expected float8_e4m3fn"),
+    ("mla_prefill", {**FP8_KEYS, "v_scale": 1.0}, NO, "v_scale is given for bfloat16 inputs"),
+    ("mla_prefill", {"v": tiled_values(7)}, NO, "v is KernelValues beside q in bfloat16; expected q and k in float8"),
+    ("mla_prefill", {**FP8_KEYS, "v": tiled_values(8)}, NO, "v has 8 tokens; expected k's 7"),
+    ("mla_prefill", {**FP8_KEYS, "v": tiled_values(17)}, NO, r"v.tiles has shape \[2, 4, 128, 16\]"),
+    (
+        "mla_prefill",
+        {**FP8_KEYS, "v": tiled_values(7), "value_offset": 128},
+        NO,
+        "value_offset is 128 for KernelValues",
+    ),
+    ("mla_prefill", {**FP8_KEYS, "v": zeros(7, 4, 128, dtype=F16)}, NO, "v has dtype float16; expected float8_e4m3fn"),
     ("mla_prefill", {"carry": (zeros(5, 4, 128), zeros(5, 4, dtype=F32))}, NO, "carry.* has dtype bfloat16"),
     ("mla_prefill", {"carry": (zeros(5, 4, 64, dtype=F32), zeros(5, 4, dtype=F32))}, NO, "carry.* has shape"),
     ("mla_prefill", {"q": zeros(5, 129, 192)}, LATER, "129 heads"),
@@ -225,6 +243,8 @@ BAD = [
     ("pack_kv", {"k_pe": zeros(5, 65)}, NO, r"k_pe has shape \[5, 65\]; expected \[5, 64\], or"),
     ("pack_kv", {"k_pe": zeros(5, 64, dtype=F32)}, NO, "k_pe has dtype float32; expected bfloat16"),
     ("pack_kv", {"k_scale": 1.0}, NO, "k_scale is given for a bfloat16 k_pe"),
+    ("pack_kv_fp8", {"values": "tiles"}, NO, "values is 'tiles'; expected 'plain' or 'kernel'"),
+    ("pack_kv_fp8", {"values": "kernel", "dtype": FNUZ}, NO, "values is 'kernel' for dtype float8_e4m3fnuz"),
     ("pack_kv_fp8", {"dtype": jnp.float8_e5m2}, NO, "dtype is float8_e5m2; expected float8_e4m3fn"),
     ("pack_kv_fp8", {"packed_k_scale": zeros(4, dtype=F32)}, NO, "packed_k_scale has shape"),
     ("pack_kv_fp8", {"implementation": "rocm"}, LATER, "cannot serve this call of pack_kv_fp8"),

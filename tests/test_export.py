@@ -13,7 +13,7 @@ import pytest
 from helpers import assert_same_bits
 
 import jax_mla
-from jax_mla import mla_decode, override_capabilities, update_cache
+from jax_mla import KernelValues, dispatch, mla_decode, mla_prefill, override_capabilities, update_cache
 
 TARGETS = {"mla_decode": "jax_mla_decode", "plan_decode": "jax_mla_plan_decode", "update_cache": "jax_mla_update_cache"}
 
@@ -43,6 +43,27 @@ def step(implementation, static):
 def operands(inputs):
     new = np.random.default_rng(0).standard_normal((2, 576)).astype(inputs.cache.dtype)
     return (*inputs.args, new, np.int32(1))
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", KernelValues.KIND])
+def test_fp8_prefill_lowers_for_a_gpu(kind):
+    """Keys and values in the layouts that its row names reach the kernel as they are, under vmap in whole tiles too."""
+    fp8 = jnp.float8_e4m3fn
+    q, k = jnp.zeros((2, 12, 4, 192), fp8), jnp.zeros((2, 17, 4, 192), fp8)
+    v = jnp.zeros((2, 17, 4, 128), kind) if kind == "bfloat16" else KernelValues(jnp.zeros((2, 2, 4, 128, 16), fp8), 17)
+    cu = jnp.array([0, 7, 10], jnp.int32)
+    row = dispatch.Capability("mla_prefill", "cuda", "sm90", "sm_90", "float8_e4m3fn", kind)
+    run = partial(mla_prefill, cu_q_lens=cu, cu_kv_lens=cu, causal=True, scale=0.07)
+    shapes = {"bfloat16": ("17x4x128xbf16", "34x4x128xbf16")}
+    one, mapped = shapes.get(kind, ("2x4x128x16xf8E4M3FN", "4x4x128x16xf8E4M3FN"))
+    with override_capabilities([row]):
+        for function, operands, values in (
+            (run, jax.tree.map(lambda x: x[0], (q, k, v)), one),
+            (jax.vmap(run), (q, k, v), mapped),
+        ):
+            text = jax.jit(function).trace(*operands).lower(lowering_platforms=("cuda",)).as_text()
+            call = next(line for line in text.splitlines() if "@jax_mla_prefill(" in line)
+            assert f"tensor<{values}>" in call and "dot_general" not in text
 
 
 @pytest.mark.parametrize("platform", ["cuda", "rocm"])

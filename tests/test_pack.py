@@ -127,11 +127,39 @@ def test_packed_scales(implementation):
     assert_same_fp8(np.asarray(v), want_v)
 
 
+ORDER = [0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15]  # of a tile's tokens
+
+
+@pytest.mark.parametrize("saturate", [False, True])
+@pytest.mark.parametrize("tokens", [1, 15, 16, 33, 304])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_values_for_the_kernel(dtype, tokens, saturate, implementation):
+    """The plain values' bytes in tiles of 16 tokens, each column with its tokens in order; zeros behind the last."""
+    kv_up, k_pe = all_inputs(dtype, (tokens, 5, 256)), all_inputs(dtype, (tokens, 64))
+    scale = np.float32(0.3)
+    run = compiled(pack_kv_fp8, implementation, saturate=saturate)
+    k, v = run(kv_up, k_pe, packed_v_scale=scale)
+    same_k, packed = compiled(pack_kv_fp8, implementation, saturate=saturate, values="kernel")(
+        kv_up, k_pe, packed_v_scale=scale
+    )
+    assert isinstance(packed, jax_mla.KernelValues) and packed.tokens == tokens
+    assert_same_fp8(same_k, k)
+    tiles = -(-tokens // 16)
+    want = np.zeros((tiles * 16, 5, 128), ml_dtypes.float8_e4m3fn)
+    want[:tokens] = v
+    want = want.reshape(tiles, 16, 5, 128)[:, ORDER].transpose(0, 2, 3, 1)
+    assert packed.tiles.shape == (tiles, 5, 128, 16) and packed.tiles.dtype == "float8_e4m3fn"
+    assert_same_fp8(packed.tiles, want)
+    assert_same_fp8(jax_mla.reference.untile_values(packed.tiles, tokens), v)
+
+
 def test_no_tokens(implementation):
     kv_up, k_pe = np.zeros((0, 3, 256), np.float32), np.zeros((0, 64), np.float32)
     assert pack_kv(kv_up, k_pe, implementation=implementation).shape == (0, 3, 192)
     k, v = pack_kv_fp8(kv_up, k_pe, implementation=implementation)
     assert k.shape == (0, 3, 192) and v.shape == (0, 3, 128)
+    _, v = pack_kv_fp8(kv_up, k_pe, values="kernel", implementation=implementation)
+    assert v.tiles.shape == (0, 3, 128, 16) and v.tokens == 0
 
 
 def test_native_and_xla_agree_bit_for_bit():

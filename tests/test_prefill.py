@@ -12,7 +12,7 @@ from helpers import assert_same_bits, native_only, served, served_or_refused
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from jax_mla import _ffi, capabilities, explain, merge_states, mla_prefill
+from jax_mla import KernelValues, _ffi, capabilities, explain, merge_states, mla_prefill, reference
 
 OPERATION = "mla_prefill"
 SCALE = 192**-0.5
@@ -115,6 +115,165 @@ def test_fp8_with_scales(dtype, implementation):
         assert got[0].dtype == "bfloat16"
         scaled = [x * float(s) for x, s in zip(wide, given.values() or (1, 1, 1), strict=True)]
         oracle.assert_attention(got, oracle.prefill(*scaled, *cu, causal=True, scale=SCALE), 4e-2)
+
+
+# Of scores of a few units, Hopper's products in e4m3 keep 14 bits of partial sums that reach 64.
+FP8_LSE = 1e-3 + SCALE / 16
+MIXED = "float8_e4m3fn", "bfloat16"  # queries and keys, values
+
+
+def scaled_truth(q, k, v, cu, scales, **static):
+    """The oracle's result of fp8 operands multiplied with their scales."""
+    q, k, v = (oracle.as_float(x) * scales.get(n, 1) for n, x in (("q_scale", q), ("k_scale", k), ("v_scale", v)))
+    return oracle.prefill(q, k, v, *cu, scale=SCALE, **static)
+
+
+@CAUSAL
+@pytest.mark.parametrize("kind", ["float8_e4m3fn", "float8_e4m3fnuz"])
+def test_fp8_keys_with_bf16_values(kind, causal, implementation):
+    """Values as they come from the up-projection, read in place; several tiles and blocks; NaN in what is not seen."""
+    cu = ragged((250, 97, 30, 5), (700, 130, 30, 2))
+    q, k, _ = operands(390, 870, 3, kind)
+    kv_up = operands(390, 870, 3)[2]
+    k[862:], kv_up[862:] = np.nan, np.nan
+    kv_up[..., :128] = np.nan
+    run = compiled(implementation, causal=causal, value_offset=128)
+    if not served(OPERATION, implementation, kind, "bfloat16"):
+        with served_or_refused(OPERATION, implementation, kind, "bfloat16"):
+            run(q, k, kv_up, *cu)
+        return
+    for scales in ({}, {"q_scale": np.float32(1.5), "k_scale": np.float32(0.5)}, {"k_scale": np.float32(-1)}):
+        got = run(q, k, kv_up, *cu, **scales)
+        assert got[0].dtype == "bfloat16" and got[1].dtype == "float32"
+        oracle.assert_attention(got, scaled_truth(q, k, values(kv_up), cu, scales, causal=causal), 1e-2, FP8_LSE)
+
+
+def test_fp8_keys_merge_into_a_carry(implementation):
+    if not served(OPERATION, implementation, *MIXED):
+        pytest.skip("takes no fp8 keys")
+    cu = ragged((20, 9, 3), (25, 9, 0))
+    q, k, _ = operands(32, 34, 6, MIXED[0])
+    v = values(operands(32, 34, 6)[2])
+    carry = carry_of(32, 6)
+    merged = compiled(implementation, causal=True)(q, k, v, *cu, carry=carry)
+    own = (jnp.asarray(x, jnp.float32) for x in scaled_truth(q, k, v, cu, {}, causal=True))
+    want = merge_states(*map(jnp.asarray, carry), *own, implementation="xla")
+    oracle.assert_attention(merged, tuple(np.asarray(x, np.float64) for x in want), 1e-2, FP8_LSE)
+    np.testing.assert_array_equal(merged[0][29:], carry[0][29:])
+
+
+def test_fp8_scales_of_any_sign(implementation):
+    """The queries take the sign of the scale; a scale of 0 makes all keys alike."""
+    if not served(OPERATION, implementation, *MIXED):
+        pytest.skip("takes no fp8 keys")
+    cu = ragged((20, 9, 3), (25, 9, 0))
+    q, k, _ = operands(32, 34, 6, MIXED[0])
+    v = values(operands(32, 34, 6)[2])
+    for scale, q_scale in ((0.0, None), (-SCALE, None), (-SCALE, -1.0), (SCALE, 0.0)):
+        run = jax.jit(partial(mla_prefill, scale=scale, causal=True, implementation=implementation))
+        factor = 1 if q_scale is None else q_scale
+        truth = oracle.prefill(oracle.as_float(q) * factor, k, v, *cu, causal=True, scale=scale)
+        oracle.assert_attention(run(q, k, v, *cu, q_scale=q_scale), truth, 1e-2, FP8_LSE)
+
+
+def test_nan_in_fp8_keys(implementation):
+    """It reaches the rows that see it, and no other."""
+    if not served(OPERATION, implementation, *MIXED):
+        pytest.skip("takes no fp8 keys")
+    cu = ragged((4, 6, 5), (4, 6, 5))
+    q, k, _ = operands(15, 15, 3, MIXED[0])
+    v = values(operands(15, 15, 3)[2])
+    truth = scaled_truth(q, k, v, cu, {}, causal=True)
+    k2 = k.copy()
+    k2[6] = np.nan  # the third token of the second request
+    out, lse = compiled(implementation, causal=True)(q, k2, v, *cu)
+    clean = np.array([0, 1, 2, 3, 4, 5, 10, 11, 12, 13, 14])
+    oracle.assert_attention((out[clean], lse[clean]), tuple(x[clean] for x in truth), 1e-2, FP8_LSE)
+    assert np.isnan(np.asarray(out[6:10], np.float32)).all()
+
+
+ALL_FP8 = "float8_e4m3fn", KernelValues.KIND
+
+
+def tiled(v):
+    return KernelValues(reference.tile_values(v), v.shape[0])
+
+
+@CAUSAL
+def test_kernel_values(causal, implementation):
+    """Values in the fp8 kernel's tiles; requests begin and end inside of them, and NaN is in what nobody sees.
+
+    Weights are e4m3 then, which have three bits behind the first.
+    """
+    rng = np.random.default_rng(6)
+    q, k, kv_up = operands(300, 600, 3, "float8_e4m3fn")
+    run = compiled(implementation, causal=causal)
+    if not served(OPERATION, implementation, *ALL_FP8):
+        with served_or_refused(OPERATION, implementation, *ALL_FP8):
+            run(q, k, tiled(values(kv_up)), *ragged((300,), (600,)))
+        return
+    scales = {"q_scale": np.float32(1.5), "k_scale": np.float32(0.5), "v_scale": np.float32(-3)}
+    for trial in range(8):
+        q_lens = rng.integers(0, 12, 5) if trial % 2 else rng.integers(30, 60, 5)
+        kv_lens = rng.integers(0, 40, 5) if trial % 2 else rng.integers(60, 115, 5)
+        kv_lens[trial % 5] = 0
+        cu_q, cu_kv = (x + np.int32(trial) for x in ragged(q_lens, kv_lens))
+        k2, v2 = k.copy(), values(kv_up)
+        for x in (k2, v2):
+            x[: cu_kv[0]], x[cu_kv[-1] :] = np.nan, np.nan
+        given = scales if trial % 3 else {}
+        got = run(q, k2, tiled(v2), cu_q, cu_kv, **given)
+        assert got[0].dtype == "bfloat16"
+        oracle.assert_attention(got, scaled_truth(q, k2, v2, (cu_q, cu_kv), given, causal=causal), 4e-2, FP8_LSE)
+
+
+def test_nan_in_kernel_values(implementation):
+    """It reaches the rows that see it, and no other; beside it in the tile lies another request."""
+    if not served(OPERATION, implementation, *ALL_FP8):
+        pytest.skip("takes no KernelValues")
+    cu = ragged((4, 6, 5), (4, 6, 5))
+    q, k, kv_up = operands(15, 15, 3, "float8_e4m3fn")
+    v = values(kv_up)
+    truth = scaled_truth(q, k, v, cu, {}, causal=True)
+    v[6] = np.nan  # the third token of the second request
+    out, lse = compiled(implementation, causal=True)(q, k, tiled(v), *cu)
+    clean = np.array([0, 1, 2, 3, 4, 5, 10, 11, 12, 13, 14])
+    oracle.assert_attention((out[clean], lse[clean]), tuple(x[clean] for x in truth), 4e-2, FP8_LSE)
+    assert np.isnan(np.asarray(out[6:10], np.float32)).all()
+
+
+def test_kernel_values_under_vmap(implementation):
+    """Tokens of a mapped call fill whole tiles, whatever their number."""
+    if not served(OPERATION, implementation, *ALL_FP8):
+        pytest.skip("takes no KernelValues")
+    cu = ragged((7, 3), (9, 5))
+    q, k, kv_up = operands(12, 17, 2, "float8_e4m3fn")
+    v = values(kv_up)
+    stacked = tuple(np.stack([x, x[:, ::-1]]) for x in (q, k, v))
+    tiles = jax.tree.map(lambda *x: jnp.stack(x), *(tiled(x) for x in stacked[2]))
+
+    def call(q, k, v):
+        return mla_prefill(q, k, v, *cu, causal=True, scale=SCALE, implementation=implementation)
+
+    got = jax.jit(jax.vmap(call))(*stacked[:2], tiles)
+    for i in range(2):
+        one = call(stacked[0][i], stacked[1][i], tiled(stacked[2][i]))
+        for x, y in zip(got, one, strict=True):
+            np.testing.assert_allclose(x[i].astype(jnp.float32), y.astype(jnp.float32), rtol=4e-2, atol=4e-2)
+
+
+@CAUSAL
+def test_kernel_values_merge_into_a_carry(causal, implementation):
+    if not served(OPERATION, implementation, *ALL_FP8):
+        pytest.skip("takes no KernelValues")
+    cu = ragged((20, 9, 3), (25, 9, 0))
+    q, k, kv_up = operands(32, 34, 6, "float8_e4m3fn")
+    v, carry, scales = values(kv_up), carry_of(32, 6), {"v_scale": np.float32(2)}
+    merged = compiled(implementation, causal=causal)(q, k, tiled(v), *cu, carry=carry, **scales)
+    own = (jnp.asarray(x, jnp.float32) for x in scaled_truth(q, k, v, cu, scales, causal=causal))
+    want = merge_states(*map(jnp.asarray, carry), *own, implementation="xla")
+    oracle.assert_attention(merged, tuple(np.asarray(x, np.float64) for x in want), 4e-2, FP8_LSE)
+    np.testing.assert_array_equal(merged[0][29:], carry[0][29:])
 
 
 @CAUSAL

@@ -12,13 +12,14 @@ from jax_mla.reference.cache import allocate_cache, copy_pages, gather_cache, sl
 from jax_mla.reference.context import gather_context, latent_dtype, mla_context, readable_context, up_project
 from jax_mla.reference.decode import mla_decode
 from jax_mla.reference.merge import apply_sink, merge_states
-from jax_mla.reference.pack import pack_kv, pack_kv_fp8
+from jax_mla.reference.pack import VALUE_TILE, pack_kv, pack_kv_fp8, tile_values, untile_values
 from jax_mla.reference.plan import plan_decode
 from jax_mla.reference.plan_context import ContextPlan, plan_context, plan_context_traced
 from jax_mla.reference.prefill import mla_prefill
 from jax_mla.reference.sparse import mla_sparse_decode
 
 __all__ = [
+    "VALUE_TILE",
     "ContextPlan",
     "allocate_cache",
     "apply_sink",
@@ -38,6 +39,8 @@ __all__ = [
     "plan_decode",
     "readable_context",
     "slots",
+    "tile_values",
+    "untile_values",
     "up_project",
     "update_cache",
     "varying_like",

@@ -14,6 +14,7 @@ constexpr const char* kF32 = "float32";
 constexpr const char* kE4M3FN = "float8_e4m3fn";
 constexpr const char* kE4M3FNUZ = "float8_e4m3fnuz";
 constexpr const char* kDsMla = "fp8_ds_mla";
+constexpr const char* kKernelValues = "kernel_values";  // e4m3fn in tiles, as kValueTile says
 constexpr const char* kArchitecture = "sm_80+";
 
 Capability row(const char* operation, const char* q_dtype, const char* cache_dtype) {
@@ -46,11 +47,11 @@ Capability sm90_fp8_row(const char* q_dtype) {
   return decode;
 }
 
-Capability sm90_prefill_row(const char* dtype) {
-  Capability prefill = row("mla_prefill", dtype, dtype);
+Capability sm90_prefill_row(const char* dtype, const char* v_dtype, bool positive_scale) {
+  Capability prefill = row("mla_prefill", dtype, v_dtype);
   prefill.variant = "sm90";
   prefill.architecture = "sm_90";
-  prefill.positive_scale = true;
+  prefill.positive_scale = positive_scale;
   return prefill;
 }
 #endif
@@ -61,7 +62,8 @@ std::vector<Capability> capabilities() {
   std::vector<Capability> rows;
   // The first row that can serve a call does.
 #if defined(JAX_MLA_SM90)
-  for (const char* dtype : {kBF16, kF16}) rows.push_back(sm90_prefill_row(dtype));
+  for (const char* dtype : {kBF16, kF16}) rows.push_back(sm90_prefill_row(dtype, dtype, true));
+  for (const char* v_dtype : {kBF16, kKernelValues}) rows.push_back(sm90_prefill_row(kE4M3FN, v_dtype, false));
   rows.push_back(sm90_row(kBF16));
   rows.push_back(sm90_row(kF16));
   for (const char* q_dtype : {kBF16, kF16, kE4M3FN}) rows.push_back(sm90_fp8_row(q_dtype));

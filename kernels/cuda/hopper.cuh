@@ -145,6 +145,16 @@ __device__ __forceinline__ void copy_box(uint32_t shared, const CUtensorMap* map
       : "memory");
 }
 
+// Bytes as they lie: a multiple of 16, from and to multiples of 16.
+__device__ __forceinline__ void copy_bytes(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier,
+                                           uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;\n" ::
+          "r"(shared),
+      "l"(global), "r"(bytes), "r"(barrier), "l"(policy)
+      : "memory");
+}
+
 // This thread's ordinary writes to shared memory, before later reads by wgmma and the copy engine.
 __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory"); }
 

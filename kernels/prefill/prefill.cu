@@ -12,27 +12,35 @@
 namespace mla {
 namespace {
 
+bool is_fp8(DType dtype) { return dtype == DType::kE4M3FN || dtype == DType::kE4M3FNUZ; }
+
+std::string kinds(const PrefillParams& p) {
+  const std::string keys = name_of(p.dtype);
+  if (p.v_tiled) return keys + " with values in tiles of " + name_of(p.v_dtype);
+  return p.v_dtype == p.dtype ? keys : keys + " with values in " + name_of(p.v_dtype);
+}
+
 Error check(const PrefillParams& p) {
   const auto known = static_cast<int32_t>(variants().size());
   if (p.variant < 0 || p.variant > known) {
     return "jax_mla: mla_prefill's variant is " + std::to_string(p.variant) + ", this module has " +
            std::to_string(known);
   }
-  if (p.q_scale != nullptr || p.k_scale != nullptr || p.v_scale != nullptr) {
-    return std::string("jax_mla: q_scale, k_scale and v_scale belong to fp8, this mla_prefill has ") + name_of(p.dtype);
+  const bool fp8 = is_fp8(p.dtype);
+  if ((!fp8 && (p.q_scale != nullptr || p.k_scale != nullptr)) || (!is_fp8(p.v_dtype) && p.v_scale != nullptr)) {
+    return "jax_mla: q_scale, k_scale and v_scale belong to fp8, this mla_prefill has " + kinds(p);
   }
-  const DType out_dtype = p.merge ? DType::kF32 : p.dtype;
+  const DType out_dtype = p.merge ? DType::kF32 : fp8 ? DType::kBF16 : p.dtype;
   if (p.out_dtype != out_dtype) {
-    return std::string("jax_mla: mla_prefill of ") + name_of(p.dtype) + (p.merge ? " with a carry" : "") + " writes " +
-           name_of(out_dtype) + ", out is " + name_of(p.out_dtype);
+    return "jax_mla: mla_prefill of " + kinds(p) + (p.merge ? " with a carry" : "") + " writes " + name_of(out_dtype) +
+           ", out is " + name_of(p.out_dtype);
   }
   return {};
 }
 
 std::string described(const PrefillParams& p) {
-  return std::string("; this call has ") + name_of(p.dtype) + ", scale " + std::to_string(p.scale) + ", " +
-         std::to_string(p.tokens) + " queries and " + std::to_string(p.stored) + " keys of " + std::to_string(p.heads) +
-         " heads";
+  return "; this call has " + kinds(p) + ", scale " + std::to_string(p.scale) + ", " + std::to_string(p.tokens) +
+         " queries and " + std::to_string(p.stored) + " keys of " + std::to_string(p.heads) + " heads";
 }
 
 Error attend(const PrefillParams& p, const Device& device, int32_t compute_capability) {
@@ -41,7 +49,8 @@ Error attend(const PrefillParams& p, const Device& device, int32_t compute_capab
   if (variant != "generic" && compute_capability == 90 && sm90_prefill::takes(p)) return prefill_sm90(p, device);
 #endif
   if (variant == "sm90") {
-    return "jax_mla: mla_prefill's Hopper kernel takes bfloat16 and float16 with scale > 0 on compute capability 9.0" +
+    return "jax_mla: mla_prefill's Hopper kernel takes bfloat16 and float16 with scale > 0, and float8_e4m3fn with "
+           "values in bfloat16 or in tiles of float8_e4m3fn, on compute capability 9.0" +
            described(p) + " on " + std::to_string(compute_capability / 10) + "." +
            std::to_string(compute_capability % 10);
   }

@@ -81,12 +81,13 @@ __device__ __forceinline__ void merge_row(float* out_row, float* lse_at, float c
 }
 
 // Row `index` of [T, H]. e: 0 for a lane's upper row, 1 for its lower one. spoiled: a value that it sees is not finite.
+// value_scale: what out is multiplied with.
 template <class Element>
 __device__ __forceinline__ void finish_row(const PrefillParams& p, int64_t index, bool exists, bool spoiled, int e,
-                                           const Rows& rows, const Output& out) {
+                                           const Rows& rows, const Output& out, float value_scale = 1) {
   const float sum = combine_over_t(rows.sum[e], [](float a, float b) { return a + b; });
   const bool empty = sum == 0;  // no key was visible: what has the maximum weighs 1
-  float factor = empty ? 0 : 1 / sum;
+  float factor = empty ? 0 : value_scale / sum;
   if (!empty && spoiled) factor = NAN;
   const float lse = empty ? -INFINITY : rows.reference[e] * kLn2 + logf(sum);
   if (p.merge) {

@@ -103,7 +103,7 @@ struct PrefillCase {
     p.scale = shape.scale;
     p.causal = shape.causal;
     p.merge = shape.merge;
-    p.dtype = shape.type;
+    p.dtype = p.v_dtype = shape.type;
     p.out_dtype = out.type;
     return p;
   }

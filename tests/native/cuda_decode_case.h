@@ -35,14 +35,6 @@ struct Variant {
   }
 };
 
-inline DType dtype_named(const std::string& name) {
-  for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16, DType::kE4M3FN, DType::kE4M3FNUZ}) {
-    if (name == name_of(dtype)) return dtype;
-  }
-  require(false, "no dtype is named " + name);
-  return DType::kF32;
-}
-
 // Of mla_decode, the best first.
 inline const std::vector<Variant>& decode_variants() {
   static const std::vector<Variant> kVariants = [] {

@@ -3,9 +3,10 @@
 //
 // Random data, poisoned results, NaN wherever nothing may be read; oracles in double precision. --quick: a small
 // selection, for compute-sanitizer. --variant: mla_prefill alone ("prefill", or "prefill:NAME" by that variant),
-// packing, gather and merging alone ("context"), decode by that variant alone, or by that variant over these dtypes
-// alone ("bf16", "f16", "bf16/e4m3fn": queries and cache, "e4m3fn"). --time: device times instead of tests, of decode's
-// cells (numbers of kCells in cuda_timing.h), with other tiles or pages than usual. Exits with 1 at the first mismatch.
+// packing, gather and merging alone ("context"), decode by that variant alone; a variant of either may be followed by
+// dtypes ("bf16", "f16", "e4m3fn"; "bf16/e4m3fn" of decode's queries and cache, "e4m3fn/bf16" of prefill's keys and
+// values). --time: device times instead of tests, of decode's cells (numbers of kCells in cuda_timing.h), with other
+// tiles or pages than usual. Exits with 1 at the first mismatch.
 #include <chrono>
 
 #include "tests/native/cuda_context_timing.h"
@@ -99,7 +100,8 @@ int run_all(bool quick, const std::string& only) {
     if (!selected(variant, only)) continue;
     known = true;
     for (const PrefillGroup& group : kPrefillGroups) {
-      run_group("mla_prefill " + variant.name + ": " + group.name, [&] { return group.run(variant, quick); });
+      run_group("mla_prefill " + variant.name + " " + variant.dtypes() + ": " + group.name,
+                [&] { return group.run(variant, quick); });
     }
   }
   require(known, "this device has no variant " + only);
@@ -145,7 +147,7 @@ int main(int argc, char** argv) {
   if (!time) return mla::test::run_all(quick, variant);
   if (variant.rfind("prefill", 0) == 0) {
     for (const auto& each : mla::test::prefill_variants()) {
-      if (mla::test::selected(each, variant)) mla::test::time_prefill(each);
+      if (mla::test::timed(each, variant)) mla::test::time_prefill(each);
     }
   } else if (variant == "context") {
     mla::test::time_context();

@@ -11,6 +11,7 @@ struct PackShapes {
   int32_t heads = 24;
   bool gathered = false;  // the rope key is the end of latent rows
   bool saturate = false;
+  bool tiled = false;                                         // values
   float k_scale = 1, packed_k_scale = 1, packed_v_scale = 1;  // 1: no array
   bool all_inputs = false;                                    // every 16-bit code, or bits of any kind
   uint64_t seed = 1;
@@ -19,8 +20,8 @@ struct PackShapes {
   std::string text() const {
     return std::string("pack_kv of ") + name_of(input) + ", rope " + name_of(rope) + ", to " + name_of(output) + ", " +
            std::to_string(tokens) + " tokens x " + std::to_string(heads) + " heads" + (gathered ? ", gathered" : "") +
-           (saturate ? ", saturating" : "") + ", scales " + std::to_string(k_scale) + " " +
-           std::to_string(packed_k_scale) + " " + std::to_string(packed_v_scale);
+           (saturate ? ", saturating" : "") + (tiled ? ", values in tiles" : "") + ", scales " +
+           std::to_string(k_scale) + " " + std::to_string(packed_k_scale) + " " + std::to_string(packed_v_scale);
   }
 };
 
@@ -35,15 +36,22 @@ inline Bytes pack_input(DType dtype, int64_t count, bool all_inputs, uint64_t se
   return bytes;
 }
 
+// Where a value lies that is packed in tiles, as kValueTile says.
+inline int64_t tiled_at(int64_t token, int64_t head, int64_t column, int64_t heads) {
+  constexpr int kPositions[kValueTile] = {0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15};  // of tokens
+  return ((token / kValueTile * heads + head) * kNope + column) * kValueTile + kPositions[token % kValueTile];
+}
+
 inline void check_pack(const PackShapes& s) {
   constexpr int64_t kGuard = 4096;
   const int64_t in = size_of(s.input), pe = size_of(s.rope), out = size_of(s.output), rows = s.tokens * s.heads;
   const int64_t width = s.gathered ? kWidth : kRope, offset = width - kRope;
+  const int64_t v_rows = s.tiled ? (s.tokens + kValueTile - 1) / kValueTile * kValueTile * s.heads : rows;
   const Bytes up = pack_input(s.input, rows * 2 * kNope, s.all_inputs, s.seed);
   const Bytes rope = pack_input(s.rope, s.tokens * width, s.all_inputs, s.seed + 1);
   const Array<uint8_t> device_up(up), device_rope(rope);
   const Array<float> scales(std::vector<float>{s.k_scale, s.packed_k_scale, s.packed_v_scale});
-  Array<uint8_t> k(rows * kHeadDim * out + kGuard), v(rows * kNope * out + kGuard);
+  Array<uint8_t> k(rows * kHeadDim * out + kGuard), v(v_rows * kNope * out + kGuard);
   PackKvParams p{};
   p.kv_up = device_up.data();
   p.k_pe = device_rope.data();
@@ -57,12 +65,13 @@ inline void check_pack(const PackShapes& s) {
   p.tokens = s.tokens;
   p.heads = s.heads;
   p.saturate = s.saturate;
+  p.v_tiled = s.tiled;
   p.input_dtype = s.input;
   p.k_pe_dtype = s.rope;
   p.output_dtype = s.output;
   check(pack_kv(p, device()));
 
-  Bytes expected_k(rows * kHeadDim * out), expected_v(s.values() ? rows * kNope * out : 0);
+  Bytes expected_k(rows * kHeadDim * out), expected_v(s.values() ? v_rows * kNope * out : 0);
   for (int64_t row = 0; row < rows; ++row) {
     const uint8_t* from = up.data() + row * 2 * kNope * in;
     const uint8_t* shared = rope.data() + (row / s.heads * width + offset) * pe;
@@ -70,8 +79,10 @@ inline void check_pack(const PackShapes& s) {
     for (int c = 0; c < kNope; ++c) {
       convert_value(s.output, to + c * out, s.input, from + c * in, 1, s.packed_k_scale, s.saturate);
       if (!s.values()) continue;
-      convert_value(s.output, expected_v.data() + (row * kNope + c) * out, s.input, from + (kNope + c) * in, 1,
-                    s.packed_v_scale, s.saturate);
+      const int64_t token = row / s.heads, head = row % s.heads;
+      const int64_t at = s.tiled ? tiled_at(token, head, c, s.heads) : row * kNope + c;
+      convert_value(s.output, expected_v.data() + at * out, s.input, from + (kNope + c) * in, 1, s.packed_v_scale,
+                    s.saturate);
     }
     for (int c = 0; c < kRope; ++c) {
       convert_value(s.output, to + (kNope + c) * out, s.rope, shared + c * pe, s.k_scale, s.packed_k_scale, s.saturate);
@@ -104,6 +115,7 @@ inline std::string pack_casts_group(bool quick) {
             s.tokens = quick ? 33 : 1024;  // 65,536 of the rope's codes, and four times those of the rest
             s.saturate = saturate;
             s.all_inputs = true;
+            s.tiled = output == DType::kE4M3FN && rope == input;
             if (scaled) {
               s.k_scale = fp8_rope ? 0.37f : 1;
               s.packed_k_scale = packed ? 0.73f : 1;
@@ -132,6 +144,7 @@ inline std::string pack_group(bool quick) {
       if (count % 4 > 1) s.output = DType::kE4M3FN;
       check_pack(s);
       s.rope = DType::kE4M3FN;
+      s.tiled = s.output == DType::kE4M3FN;
       check_pack(s);
     }
   }

@@ -14,11 +14,18 @@ struct PrefillVariant {
   std::string name = "the best";
   int32_t number = 0;     // PrefillParams::variant
   bool any_scale = true;  // negative ones and 0 too
+  DType dtype = DType::kBF16, v_dtype = DType::kBF16;
+  bool tiled = false;  // values lie as kValueTile says
+
+  bool fp8() const { return dtype == DType::kE4M3FN; }
+  // "bf16", "e4m3fn/bf16": of queries and keys, and of values where that differs.
+  std::string dtypes() const {
+    return short_name(dtype) + (tiled ? "/tiles" : dtype == v_dtype ? "" : std::string("/") + short_name(v_dtype));
+  }
 };
 
 struct PrefillShapes {
   PrefillVariant variant = {};
-  DType dtype = DType::kBF16;
   int32_t heads = 24;
   bool causal = true;
   bool merge = false;
@@ -29,11 +36,23 @@ struct PrefillShapes {
   std::vector<int32_t> kv_lens = {200};
   int32_t q_gap = 0, kv_gap = 0;  // tokens in front of the first request that none owns, and as many behind the last
   float scale = 0.072168784f;     // 192 ** -0.5
+  float q_scale = 1, k_scale = 1, v_scale = 1;  // 1: no array
   uint64_t seed = 1;
 
+  // What e4m3's products lose of a score: the 14 bits of partial sums near 64 end at 2^-8, where some of the addends of
+  // six products lose up to one each.
+  double score_error() const { return variant.fp8() ? std::fabs(scale * q_scale * k_scale) / 16 : 0; }
+  double out_tolerance() const {
+    // Weights have three bits behind the first: each is off by 2^-4 at most, and so is a row.
+    if (variant.tiled) return 6.25e-2 + score_error() / 2;
+    return (variant.dtype == DType::kF16 ? 2e-3 : 1e-2) + score_error() / 2;
+  }
+  double lse_tolerance() const { return 1e-3 + score_error(); }
+
   std::string text() const {
-    std::string s = variant.name + ", " + short_name(dtype) + ", heads " + std::to_string(heads) + ", scale " +
-                    std::to_string(scale) + (causal ? ", causal" : ", full") + (merge ? ", merge" : "") +
+    std::string s = variant.name + ", " + variant.dtypes() + ", heads " + std::to_string(heads) + ", scale " +
+                    std::to_string(scale) + ", scales " + std::to_string(q_scale) + " " + std::to_string(k_scale) +
+                    " " + std::to_string(v_scale) + (causal ? ", causal" : ", full") + (merge ? ", merge" : "") +
                     (key_mask ? ", key mask" : "") + (whole_values ? ", whole values" : "") +
                     (bad_values ? ", bad values" : "") + ", gaps " + std::to_string(q_gap) + " " +
                     std::to_string(kv_gap) + ", queries/keys";
@@ -55,10 +74,10 @@ __device__ inline bool is_seen(const PrefillParams& p, int64_t key) {
 }
 
 // What may not be read, or must not show.
-template <class Element>
-__global__ void spoil_kernel(PrefillParams p, Element* q, Element* k, Element* v, bool bad_values, uint64_t seed) {
+template <class Key, class Value>
+__global__ void spoil_kernel(PrefillParams p, Key* q, Key* k, Value* v, bool bad_values, uint64_t seed) {
   const int64_t row = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  const Element nan = from_float<Element>(NAN);
+  const Key nan = from_float<Key>(NAN);
   if (row < int64_t{p.tokens} * p.heads) {
     const int64_t token = row / p.heads;
     const bool owned = token >= p.cu_q_lens[0] && token < p.cu_q_lens[p.batch];
@@ -68,15 +87,25 @@ __global__ void spoil_kernel(PrefillParams p, Element* q, Element* k, Element* v
     const bool seen = is_seen(p, row / p.heads);
     for (int c = 0; c < kHeadDim && !seen; ++c) k[row * kHeadDim + c] = nan;
     const bool bad = bad_values && is_bad(seed, row / p.heads, static_cast<int32_t>(row % p.heads));
-    const Element value = from_float<Element>(!seen || row % 2 == 0 ? NAN : INFINITY);
+    const Value value = from_float<Value>(!seen || row % 2 == 0 ? NAN : INFINITY);
     for (int c = 0; c < kNope && (bad || !seen); ++c) v[p.v_offset + row * p.v_stride + c] = value;
   }
+}
+
+// By a thread for each byte of the tiles.
+__global__ void tile_kernel(PrefillParams p, const E4M3FN* v, E4M3FN* tiles, int64_t count) {
+  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (i >= count) return;
+  const int position = static_cast<int>(i % kValueTile), key = position % 4 / 2 * 8 + position / 4 * 2 + position % 2;
+  const int64_t row = i / kValueTile / kNope, token = row / p.heads * kValueTile + key, head = row % p.heads;
+  const int64_t from = p.v_offset + (token * p.heads + head) * p.v_stride + i / kValueTile % kNope;
+  tiles[i] = token < p.stored ? v[from] : E4M3FN{0};
 }
 
 enum class RowKind : int32_t { kCompared, kUntouched, kNotFinite };
 
 // By one thread for each column of a row, a block a row.
-template <class Element>
+template <class Key, class Value>
 __global__ void __launch_bounds__(kNope)
     prefill_oracle_kernel(PrefillParams p, const float* carried_out, const float* carried_lse, float* out, float* lse,
                           RowKind* kinds) {
@@ -93,19 +122,21 @@ __global__ void __launch_bounds__(kNope)
     if (p.causal) end = min(end, end - p.cu_q_lens[b + 1] + token + 1);
   }
   for (int c = column; c < kHeadDim; c += kNope) {
-    query[c] = to_float(static_cast<const Element*>(p.q)[row * kHeadDim + c]);
+    query[c] = to_float(static_cast<const Key*>(p.q)[row * kHeadDim + c]);
   }
-  double highest = -INFINITY, total = 0, sum = 0;
+  double scale = p.scale, highest = -INFINITY, total = 0, sum = 0;
+  if (p.q_scale != nullptr) scale *= *p.q_scale;
+  if (p.k_scale != nullptr) scale *= *p.k_scale;
   bool finite = true;
   for (int64_t first = begin; first < end; first += kNope) {
     __syncthreads();
     const int64_t own = first + column;
     double score = -INFINITY;
     if (own < end && is_seen(p, own)) {
-      const Element* key = static_cast<const Element*>(p.k) + (own * p.heads + head) * kHeadDim;
+      const Key* key = static_cast<const Key*>(p.k) + (own * p.heads + head) * kHeadDim;
       score = 0;
       for (int c = 0; c < kHeadDim; ++c) score += double{query[c]} * to_float(key[c]);
-      score *= p.scale;
+      score *= scale;
     }
     scores[column] = score;
     __syncthreads();
@@ -122,7 +153,7 @@ __global__ void __launch_bounds__(kNope)
     for (int i = 0; i < kNope; ++i) {
       const double weight = scores[i];
       if (weight < 0) continue;
-      const auto* value = static_cast<const Element*>(p.v) + p.v_offset + ((first + i) * p.heads + head) * p.v_stride;
+      const auto* value = static_cast<const Value*>(p.v) + p.v_offset + ((first + i) * p.heads + head) * p.v_stride;
       const float x = to_float(value[column]);
       finite = finite && isfinite(x);
       total += weight;
@@ -130,6 +161,7 @@ __global__ void __launch_bounds__(kNope)
     }
   }
   const bool empty = highest == -INFINITY;
+  if (p.v_scale != nullptr) sum *= *p.v_scale;
   double expected = empty ? 0 : sum / total, expected_lse = empty ? -INFINITY : highest + log(total);
   if (p.merge && !empty && isfinite(carried_lse[row])) {
     const double carried = carried_lse[row], top = fmax(carried, expected_lse);
@@ -182,6 +214,19 @@ __global__ void compare_prefill_kernel(const Out* out, const float* lse, const f
   if (lane == 0) errors[row] = error;
 }
 
+// f(Key{}, Value{}) with the element types of queries and keys, and of values.
+template <class F>
+void with_elements(const PrefillVariant& variant, F f) {
+  if (variant.tiled) return f(E4M3FN{}, E4M3FN{});
+  with_element(variant.dtype, [&](auto key) {
+    if constexpr (std::is_same_v<decltype(key), E4M3FN>) {
+      f(key, __nv_bfloat16{});
+    } else {
+      f(key, key);
+    }
+  });
+}
+
 class PrefillCase {
  public:
   explicit PrefillCase(const PrefillShapes& shapes) : shapes_(shapes) {
@@ -196,8 +241,13 @@ class PrefillCase {
     p_.variant = shapes.variant.number;
     p_.causal = shapes.causal;
     p_.merge = shapes.merge;
-    p_.dtype = shapes.dtype;
-    p_.out_dtype = shapes.merge ? DType::kF32 : shapes.dtype;
+    p_.dtype = shapes.variant.dtype;
+    p_.v_dtype = shapes.variant.v_dtype;
+    p_.v_tiled = shapes.variant.tiled;
+    p_.out_dtype = shapes.merge ? DType::kF32 : shapes.variant.fp8() ? DType::kBF16 : p_.dtype;
+    if (shapes.q_scale != 1) p_.q_scale = upload(q_scale_, {shapes.q_scale});
+    if (shapes.k_scale != 1) p_.k_scale = upload(k_scale_, {shapes.k_scale});
+    if (shapes.v_scale != 1) p_.v_scale = upload(v_scale_, {shapes.v_scale});
     p_.v_stride = shapes.whole_values ? 2 * kNope : kNope;
     p_.v_offset = shapes.whole_values ? kNope : 0;
     p_.cu_q_lens = upload(cu_q_lens_, cu_q_lens);
@@ -210,10 +260,7 @@ class PrefillCase {
       }
       p_.key_mask = upload(key_mask_, words);
     }
-    with_element(shapes.dtype, [&](auto element) {
-      using Element = decltype(element);
-      if constexpr (!std::is_same_v<Element, E4M3FN>) make_arrays<Element>();
-    });
+    with_elements(shapes.variant, [&](auto key, auto value) { make_arrays<decltype(key), decltype(value)>(); });
     const size_t rows = size_t(p_.tokens) * p_.heads + kGuardRows;
     out_ = Array<uint8_t>(rows * kNope * size_of(p_.out_dtype));
     lse_ = Array<float>(rows);
@@ -270,35 +317,33 @@ class PrefillCase {
     Array<float2> errors(rows);
     const float* before_out = shapes_.merge ? reinterpret_cast<const float*>(carried_out.data()) : nullptr;
     const float* before_lse = shapes_.merge ? carried_lse.data() : nullptr;
-    with_element(shapes_.dtype, [&](auto element) {
-      using Element = decltype(element);
-      if constexpr (!std::is_same_v<Element, E4M3FN>) {
-        LaunchShape shape;
-        shape.grid = dim3(static_cast<unsigned>(rows));
-        shape.block = dim3(kNope);
-        check(launch("the oracle", prefill_oracle_kernel<Element>, shape, device(), p_, before_out, before_lse,
-                     expected_out.data(), expected_lse.data(), kinds.data()));
-        const auto compare = [&](auto* out) {
-          check(launch("the comparison",
-                       compare_prefill_kernel<std::remove_const_t<std::remove_pointer_t<decltype(out)>>>,
-                       grid_of(rows * 32), device(), out, p_.lse, before_out, before_lse, expected_out.data(),
-                       expected_lse.data(), kinds.data(), rows, errors.data()));
-        };
-        if (shapes_.merge) {
-          compare(static_cast<const float*>(p_.out));
-        } else {
-          compare(static_cast<const Element*>(p_.out));
-        }
-      }
+    PrefillParams plain = p_;  // the oracle's values are not in tiles
+    plain.v = v_.data();
+    with_elements(shapes_.variant, [&](auto key, auto value) {
+      LaunchShape shape;
+      shape.grid = dim3(static_cast<unsigned>(rows));
+      shape.block = dim3(kNope);
+      check(launch("the oracle", (prefill_oracle_kernel<decltype(key), decltype(value)>), shape, device(), plain,
+                   before_out, before_lse, expected_out.data(), expected_lse.data(), kinds.data()));
     });
-    const double tolerance = shapes_.dtype == DType::kF16 ? 2e-3 : 1e-2;
+    const auto compare = [&](auto element) {
+      using Out = decltype(element);
+      check(launch("the comparison", compare_prefill_kernel<Out>, grid_of(rows * 32), device(),
+                   static_cast<const Out*>(p_.out), p_.lse, before_out, before_lse, expected_out.data(),
+                   expected_lse.data(), kinds.data(), rows, errors.data()));
+    };
+    switch (p_.out_dtype) {
+      case DType::kF32: compare(float{}); break;
+      case DType::kF16: compare(__half{}); break;
+      default: compare(__nv_bfloat16{});
+    }
     const std::vector<float2> all = errors.download();
     double worst = 0;
     for (int64_t row = 0; row < rows; ++row) {
-      require(all[row].x <= tolerance && all[row].y <= 1e-3, "token " + std::to_string(row / p_.heads) + ", head " +
-                                                                 std::to_string(row % p_.heads) + ": error of out " +
-                                                                 std::to_string(all[row].x) + ", of lse " +
-                                                                 std::to_string(all[row].y) + "; " + shapes_.text());
+      require(all[row].x <= shapes_.out_tolerance() && all[row].y <= shapes_.lse_tolerance(),
+              "token " + std::to_string(row / p_.heads) + ", head " + std::to_string(row % p_.heads) +
+                  ": error of out " + std::to_string(all[row].x) + ", of lse " + std::to_string(all[row].y) + "; " +
+                  shapes_.text());
       worst = std::max(worst, double{all[row].x});
     }
     return worst;
@@ -313,32 +358,39 @@ class PrefillCase {
     return target.data();
   }
 
-  template <class Element>
+  template <class Key, class Value>
   void make_arrays() {
     const int64_t queries = int64_t{p_.tokens} * p_.heads, keys = p_.stored * p_.heads;
-    const auto make = [&](Array<uint8_t>& target, int64_t count, uint64_t seed) {
-      target = Array<uint8_t>(count * sizeof(Element));
-      auto* values = reinterpret_cast<Element*>(target.data());
+    const auto make = [&](auto element, Array<uint8_t>& target, int64_t count, uint64_t seed) {
+      target = Array<uint8_t>(count * sizeof(element));
+      auto* values = reinterpret_cast<decltype(element)*>(target.data());
       fill(values, count, seed);
       return values;
     };
-    Element* q = make(q_, queries * kHeadDim, shapes_.seed + 1);
-    Element* k = make(k_, keys * kHeadDim, shapes_.seed + 2);
-    Element* v = make(v_, keys * p_.v_stride, shapes_.seed + 3);
+    Key* q = make(Key{}, q_, queries * kHeadDim, shapes_.seed + 1);
+    Key* k = make(Key{}, k_, keys * kHeadDim, shapes_.seed + 2);
+    Value* v = make(Value{}, v_, keys * p_.v_stride, shapes_.seed + 3);
     p_.q = q;
     p_.k = k;
     p_.v = v;
     const int64_t rows = std::max(queries, keys);
     if (rows > 0) {
-      check(launch("spoiling", spoil_kernel<Element>, grid_of(rows), device(), p_, q, k, v, shapes_.bad_values,
+      check(launch("spoiling", (spoil_kernel<Key, Value>), grid_of(rows), device(), p_, q, k, v, shapes_.bad_values,
                    shapes_.seed));
     }
+    if (!shapes_.variant.tiled) return;
+    const int64_t tiled = (p_.stored + kValueTile - 1) / kValueTile * kValueTile * p_.heads * kNope;
+    tiles_ = Array<uint8_t>(tiled);
+    p_.v = tiles_.data();
+    if (tiled == 0) return;
+    check(launch("tiling", tile_kernel, grid_of(tiled), device(), p_, reinterpret_cast<const E4M3FN*>(v_.data()),
+                 reinterpret_cast<E4M3FN*>(tiles_.data()), tiled));
   }
 
   PrefillShapes shapes_;
   PrefillParams p_{};
-  Array<uint8_t> q_, k_, v_, out_;
-  Array<float> lse_;
+  Array<uint8_t> q_, k_, v_, tiles_, out_;
+  Array<float> lse_, q_scale_, k_scale_, v_scale_;
   Array<int32_t> cu_q_lens_, cu_kv_lens_;
   Array<uint32_t> key_mask_;
   std::vector<uint8_t> carried_out_;

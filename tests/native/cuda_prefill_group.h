@@ -6,7 +6,7 @@
 
 namespace mla::test {
 
-// The best first.
+// A row of the table each, the best first.
 inline const std::vector<PrefillVariant>& prefill_variants() {
   static const std::vector<PrefillVariant> kVariants = [] {
     int32_t major = 0, minor = 0;
@@ -17,27 +17,28 @@ inline const std::vector<PrefillVariant>& prefill_variants() {
     for (const Capability& row : capabilities()) {
       const std::string architecture = row.architecture, name = row.variant;
       const bool runs = architecture.back() == '+' || architecture == "sm_" + std::to_string(major * 10 + minor);
-      const bool known = std::any_of(all.begin(), all.end(), [&](const auto& other) { return other.name == name; });
-      if (row.operation != std::string("mla_prefill") || !runs || known) continue;
+      if (row.operation != std::string("mla_prefill") || !runs) continue;
       const auto position = std::find(names.begin(), names.end(), name);
       require(position != names.end(), "variants() lacks " + name);
-      all.push_back({name, static_cast<int32_t>(position - names.begin()) + 1, !row.positive_scale});
+      const bool tiled = row.cache_dtype == std::string("kernel_values");
+      all.push_back({name, static_cast<int32_t>(position - names.begin()) + 1, !row.positive_scale,
+                     dtype_named(row.q_dtype), tiled ? DType::kE4M3FN : dtype_named(row.cache_dtype), tiled});
     }
     return all;
   }();
   return kVariants;
 }
 
-// Whether "prefill", "prefill:NAME" or nothing means this one.
+// Whether "prefill", "prefill:NAME", "prefill:NAME,DTYPES" or nothing means this one.
 inline bool selected(const PrefillVariant& variant, const std::string& only) {
-  return only.empty() || only == "prefill" || only == "prefill:" + variant.name;
+  const std::string name = "prefill:" + variant.name;
+  return only.empty() || only == "prefill" || only == name || only == name + "," + variant.dtypes();
 }
 
 inline PrefillShapes random_prefill(const PrefillVariant& variant, Random& random, bool quick) {
   PrefillShapes s;
   s.variant = variant;
   s.seed = random();
-  s.dtype = pick(random, 0, 1) ? DType::kBF16 : DType::kF16;
   s.causal = pick(random, 0, 2) > 0;
   s.merge = pick(random, 0, 2) == 0;
   s.key_mask = pick(random, 0, 2) == 0;
@@ -47,6 +48,12 @@ inline PrefillShapes random_prefill(const PrefillVariant& variant, Random& rando
   s.q_gap = pick(random, 0, 2) ? 0 : pick(random, 1, 200);
   s.kv_gap = pick(random, 0, 2) ? 0 : pick(random, 1, 200);
   if (pick(random, 0, 2) == 0) s.scale = 1.0f;
+  if (variant.fp8() && pick(random, 0, 2) > 0) {
+    const float scales[] = {1.5f, 0.5f, -1.0f};
+    s.q_scale = scales[pick(random, 0, 2)];
+    s.k_scale = 0.7f;
+    if (variant.tiled) s.v_scale = pick(random, 0, 1) ? 3.0f : -0.5f;
+  }
   const float others[] = {0.0f, -0.07f, -1.0f};
   if (variant.any_scale && pick(random, 0, 2) == 0) s.scale = others[pick(random, 0, 2)];
   const bool many = pick(random, 0, 2) == 0;
@@ -70,7 +77,7 @@ inline PrefillShapes random_prefill(const PrefillVariant& variant, Random& rando
 
 inline std::string prefill_group(const PrefillVariant& variant, bool quick) {
   Random random(17);
-  const int count = quick ? 12 : 200;
+  const int count = quick ? 8 : 150;
   double worst = 0;
   for (int i = 0; i < count; ++i) {
     PrefillCase problem(random_prefill(variant, random, quick));
@@ -176,11 +183,17 @@ inline std::string prefill_refusals_group(const PrefillVariant& variant, bool) {
   p.variant = 9;
   refuses("variant is 9", p);
   p = problem.params();
-  p.dtype = p.out_dtype = DType::kF32;
+  p.dtype = p.v_dtype = p.out_dtype = DType::kF32;
+  p.v_tiled = false;
+  p.q_scale = p.k_scale = nullptr;
   refuses("takes bfloat16 and float16", p);
   p = problem.params();
   p.out_dtype = DType::kF32;
-  refuses("writes bfloat16", p);
+  refuses("writes", p);
+  const Array<float> v_scale(std::vector<float>{2});
+  p = problem.params();
+  p.v_scale = v_scale.data();
+  if (!variant.tiled) refuses("v_scale belong to fp8", p);
   return "refused with words";
 }
 

@@ -61,6 +61,11 @@ Times time_under_power(int calls, Record record) {
   return times;
 }
 
+// fp16 only by name: its times are bf16's.
+inline bool timed(const PrefillVariant& variant, const std::string& only) {
+  return selected(variant, only) && (variant.dtype != DType::kF16 || only.find(',') != std::string::npos);
+}
+
 // The results of cells with few enough rows are compared with the oracle too.
 inline void time_prefill(const PrefillVariant& variant) {
   for (const PrefillCell& cell : kPrefillCells) {
@@ -78,10 +83,12 @@ inline void time_prefill(const PrefillVariant& variant) {
     const double flops = 2.0 * (kHeadDim + kNope) * cell.batch * cell.heads * pairs;
     const Times times = time_under_power(flops < 1e12 ? 4 : 1, [&] { check(prefill(problem.params(), device())); });
     std::printf(
-        "%-8s %2d x %5d queries, %5d keys x %3d heads, %s: burst %8.1f us %6.1f TFLOP/s, sustained %8.1f us %6.1f "
+        "%-8s %-11s %2d x %5d queries, %5d keys x %3d heads, %s: burst %8.1f us %6.1f TFLOP/s, sustained %8.1f us "
+        "%6.1f "
         "TFLOP/s, error %.1e\n",
-        variant.name.c_str(), cell.batch, cell.queries, cell.keys, cell.heads, cell.causal ? "causal" : "full  ",
-        times.burst, flops / times.burst * 1e-6, times.sustained, flops / times.sustained * 1e-6, error);
+        variant.name.c_str(), variant.dtypes().c_str(), cell.batch, cell.queries, cell.keys, cell.heads,
+        cell.causal ? "causal" : "full  ", times.burst, flops / times.burst * 1e-6, times.sustained,
+        flops / times.sustained * 1e-6, error);
     std::fflush(stdout);
   }
 }

@@ -189,6 +189,14 @@ inline const char* short_name(DType dtype) {
   return dtype == DType::kBF16 ? "bf16" : dtype == DType::kF16 ? "f16" : dtype == DType::kE4M3FN ? "e4m3fn" : "f32";
 }
 
+inline DType dtype_named(const std::string& name) {
+  for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16, DType::kE4M3FN, DType::kE4M3FNUZ}) {
+    if (name == name_of(dtype)) return dtype;
+  }
+  require(false, "no dtype is named " + name);
+  return DType::kF32;
+}
+
 template <class Element>
 constexpr double tolerance() {
   return std::is_same_v<Element, __half> ? 2e-3 : std::is_same_v<Element, float> ? 1e-5 : 1e-2;

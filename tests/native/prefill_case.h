@@ -10,7 +10,9 @@
 namespace mla::test {
 
 struct PrefillShape {
-  DType type = DType::kBF16;
+  DType type = DType::kBF16;  // of queries and keys
+  DType value_type = DType::kBF16;
+  bool tiled = false;  // values lie as kValueTile says
   int heads = 2;
   bool causal = true, merge = false, key_mask = false, whole_values = false;
   std::vector<int> q_lens, kv_lens;
@@ -21,8 +23,9 @@ struct PrefillShape {
     for (size_t b = 0; b < q_lens.size(); ++b) {
       lens += " " + std::to_string(q_lens[b]) + "/" + std::to_string(kv_lens[b]);
     }
+    const std::string types = std::string(name_of(type)) + " " + name_of(value_type) + (tiled ? " tiled" : "");
     char line[128];
-    std::snprintf(line, sizeof(line), "%s heads %d gaps %d %d%s%s%s%s, queries/keys", name_of(type), heads, q_gap,
+    std::snprintf(line, sizeof(line), "%s heads %d gaps %d %d%s%s%s%s, queries/keys", types.c_str(), heads, q_gap,
                   kv_gap, causal ? " causal" : "", merge ? " merge" : "", key_mask ? " key_mask" : "",
                   whole_values ? " whole_values" : "");
     return line + lens;
@@ -38,6 +41,7 @@ class PrefillCase {
   std::vector<uint32_t> key_mask;
   int32_t tokens = 0, stored = 0;
   float scale = 0.07216878f;
+  float q_scale = 1, k_scale = 1, v_scale = 1;  // other than 1 for fp8 alone
 
   // Keys and values that nobody may see are NaN; so are, sometimes, values that only some queries see.
   PrefillCase(const PrefillShape& s, Random& random) : shape(s) {
@@ -49,7 +53,7 @@ class PrefillCase {
     stored = cu_kv_lens.back() + s.kv_gap;
     q = Array(s.type, int64_t{tokens} * s.heads * kHeadDim);
     k = Array(s.type, int64_t{stored} * s.heads * kHeadDim);
-    v = Array(s.type, int64_t{stored} * s.heads * value_stride());
+    v = Array(s.value_type, int64_t{stored} * s.heads * value_stride());
     q.fill_random(random, 0, q.count());
     k.fill_random(random, 0, k.count());
     v.fill_random(random, 0, v.count());
@@ -69,6 +73,7 @@ class PrefillCase {
     }
   }
 
+  DType result_type() const { return is_fp8(shape.type) ? DType::kBF16 : shape.type; }
   int64_t value_stride() const { return shape.whole_values ? 2 * kNope : kNope; }
   int64_t value_offset() const { return shape.whole_values ? kNope : 0; }
   bool masked(int32_t key) const { return shape.key_mask && !(key_mask[key / 32] >> key % 32 & 1); }
@@ -87,7 +92,7 @@ class PrefillCase {
   // The state before the call: poisoned, or for merging a random one with rows that count as empty.
   void prepare(Random& random) {
     const int64_t rows = int64_t{tokens} * shape.heads;
-    out = Array(shape.merge ? DType::kF32 : shape.type, rows * kNope);
+    out = Array(shape.merge ? DType::kF32 : result_type(), rows * kNope);
     lse.assign(rows, kNaN);
     out.fill_nan();
     if (!shape.merge) return;
@@ -101,15 +106,19 @@ class PrefillCase {
   }
 
   PrefillParams params() {
+    if (shape.tiled) tile_values();
     PrefillParams p{};
     p.q = q.data();
     p.k = k.data();
-    p.v = v.data();
+    p.v = shape.tiled ? tiles_.data() : v.data();
     p.v_stride = value_stride();
     p.v_offset = value_offset();
     p.cu_q_lens = cu_q_lens.data();
     p.cu_kv_lens = cu_kv_lens.data();
     p.key_mask = shape.key_mask ? key_mask.data() : nullptr;
+    p.q_scale = q_scale == 1 ? nullptr : &q_scale;
+    p.k_scale = k_scale == 1 ? nullptr : &k_scale;
+    p.v_scale = v_scale == 1 ? nullptr : &v_scale;
     p.out = out.data();
     p.lse = lse.data();
     p.stored = stored;
@@ -120,8 +129,20 @@ class PrefillCase {
     p.causal = shape.causal;
     p.merge = shape.merge;
     p.dtype = shape.type;
+    p.v_dtype = shape.value_type;
+    p.v_tiled = shape.tiled;
     p.out_dtype = out.type;
     return p;
+  }
+
+  // What e4m3's products lose of a score: the 14 bits of partial sums near 64 end at 2^-8, where some of the addends of
+  // six products lose up to one each.
+  double score_error() const { return is_fp8(shape.type) ? std::fabs(scale * q_scale * k_scale) / 16 : 0; }
+  double lse_tolerance() const { return 1e-3 + score_error(); }
+  double out_tolerance() const {
+    // Weights have three bits behind the first: each is off by 2^-4 at most, and so is a row.
+    if (is_fp8(shape.value_type)) return 6.25e-2 + score_error() / 2;
+    return (shape.type == DType::kF16 ? 2e-3 : 1e-2) + score_error() / 2;
   }
 
   // What is wrong, or nothing.
@@ -136,6 +157,19 @@ class PrefillCase {
   }
 
  private:
+  void tile_values() {
+    constexpr int kOrder[kValueTile] = {0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15};
+    const int tiles = (stored + kValueTile - 1) / kValueTile;
+    tiles_ = Array(shape.value_type, int64_t{tiles} * shape.heads * kNope * kValueTile);
+    for (int64_t i = 0; i < tiles_.count(); ++i) {
+      const int64_t row = i / kValueTile / kNope, column = i / kValueTile % kNope, head = row % shape.heads;
+      const int64_t key = row / shape.heads * kValueTile + kOrder[i % kValueTile];
+      const int64_t from = value_offset() + (key * shape.heads + head) * value_stride() + column;
+      tiles_.set_code(i, key < stored ? v.code(from) : 0);
+    }
+  }
+
+  Array tiles_;
   Array carried_out_;
   std::vector<float> carried_lse_;
 
@@ -161,7 +195,7 @@ class PrefillCase {
       const int64_t key = (int64_t{first + j} * shape.heads + head) * kHeadDim;
       double sum = 0;
       for (int c = 0; c < kHeadDim; ++c) sum += q.at(query + c) * k.at(key + c);
-      scores[j] = sum * scale;
+      scores[j] = sum * scale * q_scale * k_scale;
       highest = std::max(highest, scores[j]);
     }
     if (highest == -kInfinity) return row;
@@ -174,7 +208,7 @@ class PrefillCase {
       for (int c = 0; c < kNope; ++c) row.out[c] += weight * v.at(value + c);
     }
     row.lse = highest + std::log(total);
-    for (double& x : row.out) x /= total;
+    for (double& x : row.out) x *= v_scale / total;
     return row;
   }
 

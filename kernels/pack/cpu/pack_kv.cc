@@ -33,11 +33,18 @@ Row row(DType target, DType source, float multiply, float divide, bool saturate)
           cpu::size_of(source)};
 }
 
+// One token's column of kNope values in its tile, as kValueTile says.
+void store_in_tile(char* tile, int64_t token, const char* values) {
+  const int64_t key = token % kValueTile, position = key % 8 / 2 * 4 + key / 8 * 2 + key % 2;
+  for (int c = 0; c < kNope; ++c) tile[c * kValueTile + position] = values[c];
+}
+
 float scale_of(const float* scale) { return scale == nullptr ? 1.0f : *scale; }
 
 }  // namespace
 
 Error pack_kv(const PackKvParams& p, const Device& device) {
+  if (p.v_tiled && p.output_dtype != DType::kE4M3FN) return "values in tiles are float8_e4m3fn";
   const float k_divide = scale_of(p.packed_k_scale), v_divide = scale_of(p.packed_v_scale);
   const Row nope = row(p.output_dtype, p.input_dtype, 1.0f, k_divide, p.saturate);
   const Row rope = row(p.output_dtype, p.k_pe_dtype, scale_of(p.k_scale), k_divide, p.saturate);
@@ -56,8 +63,19 @@ Error pack_kv(const PackKvParams& p, const Device& device) {
         char* const k = static_cast<char*>(p.k) + row * kHeadDim * size;
         nope(k, up, kNope);
         std::memcpy(k + kNope * size, packed_pe, kRope * size);
-        if (p.v != nullptr) {
-          value(static_cast<char*>(p.v) + row * kNope * size, up + kNope * nope.source_size, kNope);
+        if (p.v == nullptr) continue;
+        const char* const from = up + kNope * nope.source_size;
+        if (!p.v_tiled) {
+          value(static_cast<char*>(p.v) + row * kNope * size, from, kNope);
+          continue;
+        }
+        char values[kNope];
+        char* const tile = static_cast<char*>(p.v) + (t / kValueTile * heads + row % heads) * kNope * kValueTile;
+        value(values, from, kNope);
+        store_in_tile(tile, t, values);
+        std::memset(values, 0, kNope);
+        for (int64_t behind = p.tokens; t == p.tokens - 1 && behind % kValueTile != 0; ++behind) {
+          store_in_tile(tile, behind, values);
         }
       }
     }

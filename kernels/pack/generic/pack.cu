@@ -36,11 +36,14 @@ __global__ void __launch_bounds__(kThreads) pack_kernel(const __grid_constant__ 
   const Rope* rope = static_cast<const Rope*>(p.k_pe) + p.k_pe_offset + first_token * p.k_pe_stride;
   const auto is_rope = [](int group) { return group >= kNopeGroups && group < kKeyGroups; };
 
+  const auto is_left_out = [&](int group) { return kValues && p.v_tiled && group >= kKeyGroups; };
+
   GroupBits<Input> read[kSteps];
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int i = step * kThreads + static_cast<int>(threadIdx.x), row = i / kGroups, group = i % kGroups;
     if (row >= rows) break;
+    if (is_left_out(group)) continue;
     if (is_rope(group)) {
       const int64_t token = (first_head + row) / heads;
       const auto bits = load_group<Rope>(rope + token * p.k_pe_stride + (group - kNopeGroups) * kGroup);
@@ -61,6 +64,7 @@ __global__ void __launch_bounds__(kThreads) pack_kernel(const __grid_constant__ 
   for (int step = 0; step < kSteps; ++step) {
     const int i = step * kThreads + static_cast<int>(threadIdx.x), row = i / kGroups, group = i % kGroups;
     if (row >= rows) break;
+    if (is_left_out(group)) continue;
     GroupBits<Output> packed;
     if (is_rope(group)) {
       GroupBits<Rope> bits;
@@ -74,6 +78,47 @@ __global__ void __launch_bounds__(kThreads) pack_kernel(const __grid_constant__ 
         group < kKeyGroups ? k + row * kHeadDim + group * kGroup : v + row * kNope + (group - kKeyGroups) * kGroup,
         packed);
   }
+}
+
+// Values in tiles, as kValueTile says, by a thread for two columns of a (tile, head). Keys are pack_kernel's.
+template <class Input>
+__global__ void __launch_bounds__(kThreads) tile_values_kernel(const __grid_constant__ PackKvParams p) {
+  constexpr int kRowThreads = kNope / 2;
+  const int64_t row = (int64_t{blockIdx.x} * kThreads + threadIdx.x) / kRowThreads, first = row / p.heads * kValueTile;
+  if (first >= p.tokens) return;
+  const int column = threadIdx.x % kRowThreads * 2;
+  const Input* up = static_cast<const Input*>(p.kv_up) + (first * p.heads + row % p.heads) * kUpWidth + kNope + column;
+  const int64_t left = p.tokens - first;
+  using Pair = Vector<Input, 2>;
+  Pair read[kValueTile];
+#pragma unroll
+  for (int key = 0; key < kValueTile; ++key) {
+    if (key < left) read[key] = *reinterpret_cast<const Pair*>(up + int64_t{key} * p.heads * kUpWidth);
+  }
+  const Divisor divide(scale_of(p.packed_v_scale));
+  uint8_t* target = static_cast<uint8_t*>(p.v) + (row * kNope + column) * kValueTile;
+#pragma unroll
+  for (int e = 0; e < 2; ++e) {
+    float x[kValueTile];
+#pragma unroll
+    for (int key = 0; key < kValueTile; ++key) x[key] = key < left ? divide.divide(to_float(read[key].at[e])) : 0;
+    uint32_t words[4];
+#pragma unroll
+    for (int q = 0; q < 4; ++q) {
+      const uint32_t high = e4m3fn_pair(x[2 * q + 8], x[2 * q + 9], p.saturate);
+      words[q] = e4m3fn_pair(x[2 * q], x[2 * q + 1], p.saturate) | high << 16;
+    }
+    store_words(target + e * kValueTile, words[0], words[1], words[2], words[3]);
+  }
+}
+
+template <class Input>
+Error launch_tiles(const PackKvParams& p, const Device& device) {
+  const int64_t threads = (p.tokens + kValueTile - 1) / kValueTile * p.heads * kNope / 2;
+  LaunchShape shape;
+  shape.grid = dim3(static_cast<unsigned>((threads + kThreads - 1) / kThreads));
+  shape.block = dim3(kThreads);
+  return launch("pack_kv_fp8's tiles of values", tile_values_kernel<Input>, shape, device, p);
 }
 
 template <class Input, class Rope, class Output>
@@ -91,7 +136,10 @@ Error launch_pack(const PackKvParams& params, const Device& device) {
 
 Error refusal(const PackKvParams& p) {
   return std::string("jax_mla: pack_kv on CUDA cannot pack ") + name_of(p.input_dtype) + " with a rope key in " +
-         name_of(p.k_pe_dtype) + " to " + name_of(p.output_dtype) + (p.v == nullptr ? "" : ", with values");
+         name_of(p.k_pe_dtype) + " to " + name_of(p.output_dtype) +
+         (p.v == nullptr ? ""
+          : p.v_tiled    ? ", with values in tiles"
+                         : ", with values");
 }
 
 template <class Input, class Output>
@@ -106,13 +154,20 @@ Error launch_rope(const PackKvParams& params, const Device& device) {
 }
 
 template <class Input>
-Error launch_input(const PackKvParams& params, const Device& device) {
+Error launch_keys(const PackKvParams& params, const Device& device) {
   if (params.output_dtype == params.input_dtype) return launch_rope<Input, Input>(params, device);
   switch (params.output_dtype) {
     case DType::kE4M3FN: return launch_rope<Input, E4M3FN>(params, device);
     case DType::kE4M3FNUZ: return launch_rope<Input, E4M3FNUZ>(params, device);
     default: return refusal(params);
   }
+}
+
+template <class Input>
+Error launch_input(const PackKvParams& params, const Device& device) {
+  if (params.v_tiled && params.output_dtype != DType::kE4M3FN) return refusal(params);
+  const Error error = launch_keys<Input>(params, device);
+  return error.empty() && params.v_tiled ? launch_tiles<Input>(params, device) : error;
 }
 
 }  // namespace

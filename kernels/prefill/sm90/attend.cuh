@@ -10,6 +10,7 @@
 #include "kernels/cuda/hopper.cuh"
 #include "kernels/cuda/lanes.cuh"
 #include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/wgmma_e4m3.cuh"
 #include "kernels/cuda/wgmma_registers.cuh"
 #include "kernels/cuda/wgmma_wide.cuh"
 #include "kernels/decode/softmax.h"
@@ -18,85 +19,128 @@
 
 namespace mla::sm90_prefill {
 
-constexpr int kQuerySteps = kHeadDim / 16;
-constexpr int kWeightSteps = kBlockKeys / 16;
-
-using Queries = uint32_t[kQuerySteps][4];
-using Weights = uint32_t[kWeightSteps][4];
+template <class Format>
+using Queries = uint32_t[Format::kKeySteps][4];
+template <class Format>
+using Weights = uint32_t[Format::kWeightSteps][4];
 using Scores = float[kBlockKeys / 2];
 
+// How scores become exponents of 2: s * scale, where `flip` has been applied to the queries.
+struct Scaling {
+  float scale;    // above 0: masks put -inf among the scores
+  uint32_t flip;  // of four e4m3 values: their signs, where the scale is below 0
+};
+
+template <class Format>
+__device__ __forceinline__ Scaling scaling_of(const PrefillParams& p) {
+  if constexpr (!Format::kFp8Keys) {
+    return {p.scale * kLog2E, 0};
+  } else {
+    constexpr float kAlmostZero = 1e-36f;  // times any score it is nothing, and times -inf it is -inf
+    float scale = p.scale * kLog2E;
+    if (p.q_scale != nullptr) scale *= *p.q_scale;
+    if (p.k_scale != nullptr) scale *= *p.k_scale;
+    return {scale == 0 ? kAlmostZero : fabsf(scale), scale < 0 ? 0x80808080 : 0};
+  }
+}
+
 // To registers, whence the products take them; the next tile's may then come into their place.
-__device__ __forceinline__ void read_queries(uint32_t shared, Queries& queries) {
+template <class Format>
+__device__ __forceinline__ void read_queries(uint32_t shared, uint32_t flip, Queries<Format>& queries) {
+  constexpr int kVectors = Format::kKeyLine / 16, kSwizzledLines = 8 / kVectors;
   const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % kGroupWarps * 16 + lane % 16, half = lane / 16;
 #pragma unroll
-  for (int step = 0; step < kQuerySteps; ++step) {
-    const int chunk = step / 4, vector = step % 4 * 2 + half;
-    ptx::ldmatrix_x4(shared + chunk * kQueryChunkBytes + row * kLineBytes + ((vector ^ (row % 8)) << 4), queries[step]);
+  for (int step = 0; step < Format::kKeySteps; ++step) {
+    const int chunk = step / Format::kLineSteps, vector = step % Format::kLineSteps * 2 + half;
+    ptx::ldmatrix_x4(shared + chunk * Format::kQueryChunkBytes + row * Format::kKeyLine +
+                         ((vector ^ (row / kSwizzledLines % kVectors)) << 4),
+                     queries[step]);
+    if constexpr (Format::kFp8Keys) {
+#pragma unroll
+      for (uint32_t& four : queries[step]) four ^= flip;
+    }
   }
 }
 
 // Committed, not waited for.
-template <class Element>
-__device__ __forceinline__ void score_block(const Queries& queries, uint32_t shared, Scores& score) {
+template <class Format>
+__device__ __forceinline__ void score_block(const Queries<Format>& queries, uint32_t shared, Scores& score) {
+  using Key = typename Format::Key;
   const uint32_t keys = ptx::matrix_operand(shared);
   ptx::hold(score);
   ptx::wgmma_fence();
 #pragma unroll
-  for (int step = 0; step < kQuerySteps; ++step) {
-    const int chunk = step / 4, column = step % 4 * 32;
-    ptx::wgmma_registers<Element, /*kTransposed=*/false>(score, queries[step],
-                                                         keys + (chunk * kBlockChunkBytes + column) / 16, step != 0);
+  for (int step = 0; step < Format::kKeySteps; ++step) {
+    const int chunk = step / Format::kLineSteps, byte = step % Format::kLineSteps * 32;
+    const uint32_t operand = keys + (chunk * Format::kKeyChunkBytes + byte) / 16;
+    if constexpr (Format::kFp8Keys) {
+      ptx::wgmma_e4m3<ptx::ShortLines>(score, queries[step], operand, step != 0);
+    } else {
+      ptx::wgmma_registers<Key, /*kTransposed=*/false>(score, queries[step], operand, step != 0);
+    }
   }
   ptx::wgmma_commit();
 }
 
 // Committed, not waited for.
-template <class Element>
-__device__ __forceinline__ void accumulate_block(const Weights& weights, uint32_t shared, Output& out) {
-  const uint32_t values = ptx::wide_operand<kBlockChunkBytes>(shared);
+template <class Format>
+__device__ __forceinline__ void accumulate_block(const Weights<Format>& weights, uint32_t shared, Output& out) {
+  constexpr int kPieces = Format::kFp8Values ? Format::kValueTileBytes : Format::kValueChunkBytes;
+  const uint32_t values = ptx::wide_operand<kPieces>(shared);
   ptx::hold(out);
   ptx::wgmma_fence();
 #pragma unroll
-  for (int step = 0; step < kWeightSteps; ++step) {
-    ptx::wgmma_registers<Element, /*kTransposed=*/true>(out, weights[step], values + step * 16 * kLineBytes / 16, true);
+  for (int step = 0; step < Format::kWeightSteps; ++step) {
+    if constexpr (Format::kFp8Values) {
+      ptx::wgmma_e4m3<ptx::Tiles>(out, weights[step], values + step * 2 * Format::kValueTileBytes / 16, true);
+    } else {
+      constexpr int kStepBytes = Format::kValueChunkBytes / Format::kWeightSteps;
+      ptx::wgmma_registers<typename Format::Value, /*kTransposed=*/true>(out, weights[step],
+                                                                         values + step * kStepBytes / 16, true);
+    }
   }
   ptx::wgmma_commit();
 }
 
-// -inf where a row does not see a key: `visible` of the block's each row sees, but for those whose bit in `words` is
-// clear.
-template <bool kKeyMask>
-__device__ __forceinline__ void mask_scores(const int32_t (&visible)[2], const uint32_t (&words)[4], Scores& score) {
+// -inf where a row does not see a key: of the block's, each row sees those from `first` on and before `visible`; with
+// `words`, which know of `first`, those whose bit there is set.
+template <class Format, bool kKeyMask>
+__device__ __forceinline__ void mask_scores(int32_t first, const int32_t (&visible)[2], const uint32_t (&words)[4],
+                                            Scores& score) {
   const int t = threadIdx.x % 4;
-  const int32_t limits[2] = {visible[0] - 2 * t, visible[1] - 2 * t};
+  const int32_t start = first - 2 * t, limits[2] = {visible[0] - 2 * t, visible[1] - 2 * t};
 #pragma unroll
   for (int j = 0; j < kBlockKeys / 8; ++j) {
     const uint32_t bits = kKeyMask ? words[j / 4] >> (2 * t) : 0xFFFFFFFF;
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      const bool seen = 8 * j + e % 2 < limits[e / 2] && (!kKeyMask || bits >> (j % 4 * 8 + e % 2) & 1);
+      const int32_t key = 8 * j + e % 2;
+      const bool seen = key < limits[e / 2] && (kKeyMask || key >= Format::kKeyAlignment || key >= start) &&
+                        (!kKeyMask || bits >> (j % 4 * 8 + e % 2) & 1);
       if (!seen) score[4 * j + e] = -INFINITY;
     }
   }
 }
 
 // Scores become weights, by the online softmax. `factor` rescales what was summed before.
+template <class Format>
 __device__ __forceinline__ void weigh_scores(float scale, Scores& score, Rows& rows, float (&factor)[2]) {
   float highest[4] = {score[0], score[1], score[2], score[3]};
 #pragma unroll
   for (int i = 4; i < kBlockKeys / 2; ++i) highest[i % 4] = fmaxf(highest[i % 4], score[i]);
   float sums[4] = {0, 0, 0, 0};
-  float references[2];
+  float references[2], offsets[2];
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
     const float block = combine_over_t(fmaxf(highest[2 * e], highest[2 * e + 1]), fmaxf) * scale;
     references[e] = fmaxf(rows.reference[e], block);
     factor[e] = ptx::exp2_approximate(rows.reference[e] - references[e]);
     rows.reference[e] = references[e];
+    offsets[e] = Format::kWeightShift == 0 ? -references[e] : Format::kWeightShift - references[e];
   }
 #pragma unroll
   for (int i = 0; i < kBlockKeys / 2; ++i) {
-    score[i] = ptx::exp2_approximate(fmaf(score[i], scale, -references[i % 4 / 2]));
+    score[i] = ptx::exp2_approximate(fmaf(score[i], scale, offsets[i % 4 / 2]));
     sums[i % 4] += score[i];
   }
 #pragma unroll
@@ -108,31 +152,46 @@ __device__ __forceinline__ void rescale(const float (&factor)[2], Output& out) {
   for (int i = 0; i < kNope / 2; ++i) out[i] *= factor[i % 4 / 2];
 }
 
-template <class Element>
-__device__ __forceinline__ void pack_weights(const Scores& score, Weights& weights) {
+// As the A of the next product. In e4m3 it has four columns of a lane where there are two keys, and two more 8 keys on:
+// the values' tiles have their keys in that order.
+template <class Format>
+__device__ __forceinline__ void pack_weights(const Scores& score, Weights<Format>& weights) {
 #pragma unroll
-  for (int i = 0; i < kBlockKeys / 4; ++i) weights[i / 4][i % 4] = pack<Element>(score[2 * i], score[2 * i + 1]);
+  for (int i = 0; i < Format::kWeightSteps * 4; ++i) {
+    uint32_t& target = weights[i / 4][i % 4];
+    if constexpr (Format::kFp8Values) {
+      const int low = i / 2 * 8 + i % 2 * 2;
+      target = e4m3fn_pair(score[low], score[low + 1], /*saturate=*/true) |
+               static_cast<uint32_t>(e4m3fn_pair(score[low + 4], score[low + 5], /*saturate=*/true)) << 16;
+    } else {
+      target = pack<typename Format::Value>(score[2 * i], score[2 * i + 1]);
+    }
+  }
 }
 
-// What a group needs of the tile whose blocks it goes through.
+// What a group needs of the tile whose blocks it goes through. Keys are counted from the first block's first.
 struct Sight {
-  int32_t visible[2];    // keys of the request that each row sees
-  int32_t whole_blocks;  // of which all rows see all keys, the key mask aside
+  int32_t first;         // key of the request
+  int32_t visible[2];    // each row sees the keys of the request before this one
+  int32_t whole_blocks;  // of which all rows see all keys, those before the request and the key mask aside
 };
 
+template <class Format>
 __device__ __forceinline__ Sight sight_of(const Tile& tile, bool causal, int group, int row) {
   Sight sight;
+  const int32_t origin = Format::origin(tile.kv_begin);
+  sight.first = Format::kKeyAlignment > 1 ? __shfl_sync(0xFFFFFFFF, tile.kv_begin - origin, 0) : 0;
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
-    sight.visible[e] = visible_end(tile, causal, tile.first_query + row + 8 * e) - tile.kv_begin;
+    sight.visible[e] = visible_end(tile, causal, tile.first_query + row + 8 * e) - origin;
   }
-  const int32_t all_see = visible_end(tile, causal, tile.first_query + group * kGroupQueries) - tile.kv_begin;
+  const int32_t all_see = visible_end(tile, causal, tile.first_query + group * kGroupQueries) - origin;
   sight.whole_blocks = __shfl_sync(0xFFFFFFFF, all_see / kBlockKeys, 0);
   return sight;
 }
 
 // The scores of `block`, which are there, masked; its keys are given back.
-template <bool kMasked, bool kKeyMask>
+template <class Format, bool kMasked, bool kKeyMask>
 __device__ __forceinline__ void finish_scores(const Sight& sight, int32_t block, uint32_t key_empty,
                                               const uint32_t* key_words, Scores& score) {
   ptx::hold(score);
@@ -145,20 +204,34 @@ __device__ __forceinline__ void finish_scores(const Sight& sight, int32_t block,
   if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(key_empty);
   if constexpr (kMasked || kKeyMask) {
     const int32_t first = block * kBlockKeys;
-    mask_scores<kKeyMask>({sight.visible[0] - first, sight.visible[1] - first}, words, score);
+    mask_scores<Format, kKeyMask>(sight.first - first, {sight.visible[0] - first, sight.visible[1] - first}, words,
+                                  score);
   }
 }
 
-template <class Element, bool kKeyMask>
+// In e4m3 softmax takes longer than the products: groups ask for theirs in turn, so that one group's softmax runs
+// beside the other's products.
+template <class Format>
+__device__ __forceinline__ void await_turn(int group) {
+  if constexpr (Format::kFp8Values) ptx::barrier_sync(kTurnBarriers + group, kGroups * kGroupThreads);
+}
+
+template <class Format>
+__device__ __forceinline__ void give_turn(int group) {
+  if constexpr (Format::kFp8Values) ptx::barrier_arrive(kTurnBarriers + 1 - group, kGroups * kGroupThreads);
+}
+
+template <class Format, bool kKeyMask>
 __device__ __forceinline__ void attend_tiles(const PrefillParams& p, uint32_t memory, Control& control) {
   const int lane = threadIdx.x % 32;
   const int warp = __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / 32 % kGroupWarps, 0);
   const int group = __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / kGroupThreads, 0);
   const int row = group * kGroupQueries + warp * 16 + lane / 4;
   const uint32_t barriers = ptx::shared_address(&control);
-  const float scale = p.scale * kLog2E;
-  Ring<kStages> keys, values;
+  const Scaling scaling = scaling_of<Format>(p);
+  Ring<Format::kStages> keys, values;
 
+  if (group != 0) give_turn<Format>(group);
   for (Ring<kTiles> tile_position;; tile_position.advance()) {
     ptx::mbarrier_wait(barrier_at(barriers, offsetof(Control, tile_full), tile_position.slot()),
                        tile_position.parity());
@@ -167,58 +240,66 @@ __device__ __forceinline__ void attend_tiles(const PrefillParams& p, uint32_t me
     int32_t block = __shfl_sync(0xFFFFFFFF, tile.blocks, 0) - 1;
     Rows rows;
     Output out = {};
-    Queries queries;
+    Queries<Format> queries;
     ptx::mbarrier_wait(barrier_at(barriers, offsetof(Control, query_full), group), tile_position.count % 2);
-    read_queries(memory + kQueriesAt + group * kQueryBytes, queries);
+    read_queries<Format>(memory + Format::kQueriesAt + group * Format::kQueryBytes, scaling.flip, queries);
     __syncwarp();
     if (lane == 0) ptx::mbarrier_arrive(barrier_at(barriers, offsetof(Control, query_empty), group));
     if (block >= 0) {
-      const Sight sight = sight_of(tile, p.causal, group, row);
+      const Sight sight = sight_of<Format>(tile, p.causal, group, row);
       Scores score;
-      Weights weights;
+      Weights<Format> weights;
       float factor[2];
       ptx::mbarrier_wait(barrier_at(barriers, offsetof(Control, key_full), keys.slot()), keys.parity());
-      score_block<Element>(queries, memory + kKeysAt + keys.slot() * kKeyBytes, score);
+      await_turn<Format>(group);
+      score_block<Format>(queries, memory + Format::kKeysAt + keys.slot() * Format::kKeyBytes, score);
+      give_turn<Format>(group);
       ptx::wgmma_wait<0>();
-      finish_scores<true, kKeyMask>(sight, block, barrier_at(barriers, offsetof(Control, key_empty), keys.slot()),
-                                    control.key_words[keys.slot()], score);
+      finish_scores<Format, true, kKeyMask>(sight, block,
+                                            barrier_at(barriers, offsetof(Control, key_empty), keys.slot()),
+                                            control.key_words[keys.slot()], score);
       keys.advance();
-      weigh_scores(scale, score, rows, factor);
-      pack_weights<Element>(score, weights);
+      weigh_scores<Format>(scaling.scale, score, rows, factor);
+      pack_weights<Format>(score, weights);
 
       const auto step = [&](auto masked) {
         ptx::mbarrier_wait(barrier_at(barriers, offsetof(Control, key_full), keys.slot()), keys.parity());
-        score_block<Element>(queries, memory + kKeysAt + keys.slot() * kKeyBytes, score);
+        await_turn<Format>(group);
+        score_block<Format>(queries, memory + Format::kKeysAt + keys.slot() * Format::kKeyBytes, score);
         ptx::mbarrier_wait(barrier_at(barriers, offsetof(Control, value_full), values.slot()), values.parity());
-        accumulate_block<Element>(weights, memory + kValuesAt + values.slot() * kValueBytes, out);
+        accumulate_block<Format>(weights, memory + Format::kValuesAt + values.slot() * Format::kValueBytes, out);
+        give_turn<Format>(group);
         ptx::wgmma_wait<1>();
-        finish_scores<decltype(masked)::value, kKeyMask>(
+        finish_scores<Format, decltype(masked)::value, kKeyMask>(
             sight, block, barrier_at(barriers, offsetof(Control, key_empty), keys.slot()),
             control.key_words[keys.slot()], score);
         keys.advance();
-        weigh_scores(scale, score, rows, factor);
+        weigh_scores<Format>(scaling.scale, score, rows, factor);
         ptx::wgmma_wait<0>();
         ptx::hold(out);
         if (lane == 0) ptx::mbarrier_arrive(barrier_at(barriers, offsetof(Control, value_empty), values.slot()));
         values.advance();
         rescale(factor, out);
-        pack_weights<Element>(score, weights);
+        pack_weights<Format>(score, weights);
       };
       --block;
+      const int32_t partial = sight.first > 0 ? 1 : 0;  // block 0 then has keys before the request's
+      do {
 #pragma unroll 1
-      for (; block >= 0 && block >= sight.whole_blocks; --block) step(std::true_type{});
+        for (; block >= 0 && (block >= sight.whole_blocks || block < partial); --block) step(std::true_type{});
 #pragma unroll 1
-      for (; block >= 0; --block) step(std::false_type{});
+        for (; block >= partial; --block) step(std::false_type{});
+      } while (Format::kKeyAlignment > 1 && block >= 0);
 
       ptx::mbarrier_wait(barrier_at(barriers, offsetof(Control, value_full), values.slot()), values.parity());
-      accumulate_block<Element>(weights, memory + kValuesAt + values.slot() * kValueBytes, out);
+      accumulate_block<Format>(weights, memory + Format::kValuesAt + values.slot() * Format::kValueBytes, out);
       ptx::wgmma_wait<0>();
       ptx::hold(out);
       if (lane == 0) ptx::mbarrier_arrive(barrier_at(barriers, offsetof(Control, value_empty), values.slot()));
       values.advance();
     }
     const int32_t* unusable = control.unusable[tile_position.slot()];
-    finish_tile<Element>(p, tile, unusable[0] < unusable[1] ? unusable[0] : unusable[1], row, rows, out);
+    finish_tile<Format>(p, tile, unusable[0] < unusable[1] ? unusable[0] : unusable[1], row, rows, out);
     __syncwarp();
     if (lane == 0) ptx::mbarrier_arrive(barrier_at(barriers, offsetof(Control, tile_empty), tile_position.slot()));
   }

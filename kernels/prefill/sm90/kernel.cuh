@@ -17,6 +17,7 @@
 namespace mla::sm90_prefill {
 
 // By one thread.
+template <int kStages>
 __device__ __forceinline__ void init_barriers(Control& control) {
   const auto init = [](uint64_t& barrier, uint32_t count) { ptx::mbarrier_init(ptx::shared_address(&barrier), count); };
   for (int i = 0; i < kTiles; ++i) {
@@ -37,35 +38,35 @@ __device__ __forceinline__ void init_barriers(Control& control) {
   ptx::fence_mbarrier_init();
 }
 
-template <class Element, bool kKeyMask>
+template <class Format, bool kKeyMask>
 __global__ void __launch_bounds__(kThreads, 1)
     prefill_kernel(const __grid_constant__ PrefillParams p, const __grid_constant__ TensorMaps maps,
                    const __grid_constant__ Schedule schedule) {
   extern __shared__ __align__(1024) unsigned char shared_base[];
   const uint32_t memory = ptx::shared_address(shared_base);
-  auto& control = *reinterpret_cast<Control*>(shared_base + kControlAt);
+  auto& control = *reinterpret_cast<Control*>(shared_base + Format::kControlAt);
 
   // Through a shuffle the compiler knows that the warp's number is uniform.
   const int warp = __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / 32, 0);
   if (threadIdx.x == 32 * kKeyWarp) {
     ptx::prefetch_tensor_map(&maps.queries);
     ptx::prefetch_tensor_map(&maps.keys);
-    ptx::prefetch_tensor_map(&maps.values);
-    init_barriers(control);
+    if constexpr (!Format::kFp8Values) ptx::prefetch_tensor_map(&maps.values);
+    init_barriers<Format::kStages>(control);
   }
   ptx::barrier_sync(kStartBarrier, kThreads);
 
   if (warp < kAttendWarps) {
     ptx::change_registers<kLaunchRegisters, kAttendRegisters>();
-    attend_tiles<Element, kKeyMask>(p, memory, control);
+    attend_tiles<Format, kKeyMask>(p, memory, control);
   } else {
     ptx::change_registers<kLaunchRegisters, kLoadRegisters>();
     if (warp == kKeyWarp) {
-      load_keys<kKeyMask>(p, maps, memory, control);
+      load_keys<Format, kKeyMask>(p, maps, memory, control);
     } else if (warp == kQueryWarp) {
-      load_queries(p, schedule, &maps.queries, memory + kQueriesAt, control);
+      load_queries<Format>(p, schedule, &maps.queries, memory + Format::kQueriesAt, control);
     } else {
-      clear_values<Element, kKeyMask>(p, memory, control);
+      clear_values<Format, kKeyMask>(p, memory, control);
     }
   }
 }

@@ -3,6 +3,7 @@
 
 #include "kernels/cuda/hopper.cuh"
 #include "kernels/cuda/ptx.cuh"
+#include "kernels/prefill/sm90/format.cuh"
 #include "kernels/prefill/sm90/schedule.cuh"
 
 namespace mla::sm90_prefill {
@@ -19,6 +20,7 @@ __device__ __forceinline__ void publish_tile(bool found, Control& control) {
 }
 
 // Queries behind the tile's belong to others, or are zeros behind the last; what they give is never stored.
+template <class Format>
 __device__ __forceinline__ void copy_queries(const CUtensorMap* map, uint32_t queries, Control& control) {
   const uint32_t barriers = ptx::shared_address(&control);
   const Ring<kTiles> position{control.progress.tiles};
@@ -28,8 +30,8 @@ __device__ __forceinline__ void copy_queries(const CUtensorMap* map, uint32_t qu
     ptx::mbarrier_wait(barrier_at(barriers, offsetof(Control, query_empty), group), position.count % 2 ^ 1);
     if (threadIdx.x % 32 == 0) {
       const uint32_t full = barrier_at(barriers, offsetof(Control, query_full), group);
-      ptx::mbarrier_arrive_expect(full, kQueryBytes);
-      ptx::copy_box(queries + group * kQueryBytes, map, full, ptx::evict_first_policy(), 0,
+      ptx::mbarrier_arrive_expect(full, Format::kQueryBytes);
+      ptx::copy_box(queries + group * Format::kQueryBytes, map, full, ptx::evict_first_policy(), 0,
                     tile.first_query + group * kGroupQueries, 0, tile.head);
     }
     __syncwarp();
@@ -38,17 +40,18 @@ __device__ __forceinline__ void copy_queries(const CUtensorMap* map, uint32_t qu
   __syncwarp();
 }
 
+template <class Format>
 __device__ __forceinline__ void load_queries(const PrefillParams& p, const Schedule& schedule, const CUtensorMap* map,
                                              uint32_t queries, Control& control) {
   const uint32_t barriers = ptx::shared_address(&control);
-  start_progress(p, schedule, control.progress);
+  start_progress<Format>(p, schedule, control.progress);
   for (;;) {
     const Ring<kTiles> position{control.progress.tiles};
     ptx::mbarrier_wait(barrier_at(barriers, offsetof(Control, tile_empty), position.slot()), position.parity() ^ 1);
-    const bool found = next_tile(p, schedule, control.progress, control.tiles[position.slot()]);
+    const bool found = next_tile<Format>(p, schedule, control.progress, control.tiles[position.slot()]);
     publish_tile(found, control);
     if (!found) break;
-    copy_queries(map, queries, control);
+    copy_queries<Format>(map, queries, control);
   }
 }
 
@@ -61,14 +64,41 @@ __device__ __forceinline__ uint32_t mask_word(const PrefillParams& p, int32_t fi
   return shift == 0 ? low : low >> shift | high << (32 - shift);
 }
 
+// Word `index` of four, with the bits from `begin` on and before `end` set.
+__device__ __forceinline__ uint32_t range_word(int32_t begin, int32_t end, int index) {
+  const int32_t low = clamp(begin - 32 * index, 0, 32), high = clamp(end - 32 * index, 0, 32);
+  return low < high ? 0xFFFFFFFF << low & 0xFFFFFFFF >> (32 - high) : 0;
+}
+
+// A block of values, by one thread: an arrival at `full`, and all its bytes. What lies behind the array is zeros, or in
+// tiles stays as it was, to be cleared.
+template <class Format>
+__device__ __forceinline__ void copy_values(const PrefillParams& p, const CUtensorMap* map, uint32_t shared,
+                                            int32_t first_key, int32_t head, uint32_t full, uint64_t policy) {
+  if constexpr (Format::kFp8Values) {
+    constexpr int kTileBytes = Format::kValueTileBytes;
+    const int32_t first = first_key / kValueTile, left = (static_cast<int32_t>(p.stored) - 1) / kValueTile + 1 - first;
+    const int32_t tiles = clamp(left, 0, kBlockKeys / kValueTile);
+    const char* values = static_cast<const char*>(p.v) + (int64_t{first} * p.heads + head) * kTileBytes;
+    ptx::mbarrier_arrive_expect(full, tiles * kTileBytes);
+#pragma unroll 1
+    for (int32_t tile = 0; tile < tiles; ++tile, values += int64_t{p.heads} * kTileBytes) {
+      ptx::copy_bytes(shared + tile * kTileBytes, values, kTileBytes, full, policy);
+    }
+  } else {
+    ptx::mbarrier_arrive_expect(full, Format::kValueBytes);
+    ptx::copy_box(shared, map, full, policy, 0, first_key, 0, head);
+  }
+}
+
 // The last block first, since that is where masks are. Keys behind the request's belong to others, or are zeros.
-template <bool kKeyMask>
+template <class Format, bool kKeyMask>
 __device__ __forceinline__ void load_keys(const PrefillParams& p, const TensorMaps& maps, uint32_t memory,
                                           Control& control) {
   const int lane = threadIdx.x % 32;
   const uint32_t barriers = ptx::shared_address(&control);
   const uint64_t policy = ptx::evict_normal_policy();
-  Ring<kStages> position;
+  Ring<Format::kStages> position;
   for (Ring<kTiles> tile_position;; tile_position.advance()) {
     ptx::mbarrier_wait(barrier_at(barriers, offsetof(Control, tile_full), tile_position.slot()),
                        tile_position.parity());
@@ -76,26 +106,28 @@ __device__ __forceinline__ void load_keys(const PrefillParams& p, const TensorMa
     if (tile.rows == 0) break;
 #pragma unroll 1
     for (int32_t block = tile.blocks - 1; block >= 0; --block) {
-      const int32_t first_key = tile.kv_begin + block * kBlockKeys;
-      const uint32_t word = kKeyMask ? mask_word(p, first_key) : 0;
+      const int32_t first_key = Format::origin(tile.kv_begin) + block * kBlockKeys;
+      uint32_t word = kKeyMask ? mask_word(p, first_key) : 0;
+      if (kKeyMask && Format::kFp8Values) word &= range_word(tile.kv_begin - first_key, tile.kv_end - first_key, lane);
       const int slot = position.slot();
       ptx::mbarrier_wait(barrier_at(barriers, offsetof(Control, key_empty), slot), position.parity() ^ 1);
       if (kKeyMask && lane < 4) control.key_words[slot][lane] = word;
       __syncwarp();
       if (lane == 0) {
         const uint32_t full = barrier_at(barriers, offsetof(Control, key_full), slot);
-        ptx::mbarrier_arrive_expect(full, kKeyBytes);
-        ptx::copy_box(memory + kKeysAt + slot * kKeyBytes, &maps.keys, full, policy, 0, first_key, 0, tile.head);
+        ptx::mbarrier_arrive_expect(full, Format::kKeyBytes);
+        ptx::copy_box(memory + Format::kKeysAt + slot * Format::kKeyBytes, &maps.keys, full, policy, 0, first_key, 0,
+                      tile.head);
       }
       ptx::mbarrier_wait(barrier_at(barriers, offsetof(Control, value_empty), slot), position.parity() ^ 1);
       if (kKeyMask && lane < 4) control.value_words[slot][lane] = word;
       __syncwarp();
       if (lane == 0) {
-        const bool raw = kKeyMask || block >= tile.whole_blocks;
+        const bool raw = is_cleared<Format, kKeyMask>(tile, block);
         const uint32_t full =
             barrier_at(barriers, raw ? offsetof(Control, value_raw) : offsetof(Control, value_full), slot);
-        ptx::mbarrier_arrive_expect(full, kValueBytes);
-        ptx::copy_box(memory + kValuesAt + slot * kValueBytes, &maps.values, full, policy, 0, first_key, 0, tile.head);
+        copy_values<Format>(p, &maps.values, memory + Format::kValuesAt + slot * Format::kValueBytes, first_key,
+                            tile.head, full, policy);
         if (!raw) ptx::mbarrier_arrive(full);  // for the second clearing warp
       }
       position.advance();

@@ -7,14 +7,16 @@
 #pragma once
 
 #include "kernels/prefill/request.cuh"
-#include "kernels/prefill/sm90/shape.h"
+#include "kernels/prefill/sm90/format.cuh"
 
 namespace mla::sm90_prefill {
 
 // How many of a request's tiles need `blocks` blocks of keys or more: the last ones, since later queries see more.
+template <class Format>
 __device__ __forceinline__ int32_t tiles_of_at_least(const Request& r, bool causal, int32_t blocks) {
   if (blocks <= 0) return r.tiles;
-  const int32_t beyond = r.kv_begin + (blocks - 1) * kBlockKeys;  // a tile's last query has to see this key
+  const int32_t beyond =
+      Format::origin(r.kv_begin) + (blocks - 1) * kBlockKeys;  // a tile's last query has to see this key
   if (r.kv_end <= beyond) return 0;
   if (!causal) return r.tiles;
   const int32_t first_query = beyond - r.diagonal + 1;
@@ -24,24 +26,26 @@ __device__ __forceinline__ int32_t tiles_of_at_least(const Request& r, bool caus
 }
 
 // Of all requests, by a whole warp.
+template <class Format>
 __device__ __forceinline__ int32_t count_tiles(const PrefillParams& p, int32_t blocks) {
   int32_t sum = 0;
 #pragma unroll 1
   for (int32_t i = threadIdx.x % 32; i < p.batch + 2; i += 32) {
-    sum += tiles_of_at_least(read_request<kTileQueries>(p, i), p.causal, blocks);
+    sum += tiles_of_at_least<Format>(read_request<kTileQueries>(p, i), p.causal, blocks);
   }
   return __reduce_add_sync(0xFFFFFFFF, sum);  // in a uniform register, as then all that follows from it
 }
 
 // A head's tile number `rank` in the order of their lengths, by a whole warp, to shared memory. There are more than
 // `rank`.
+template <class Format>
 __device__ __forceinline__ void find_tile(const PrefillParams& p, int32_t rank, Tile& target) {
   int32_t blocks = 0, longer = 0;  // the tile has this many blocks, so many tiles have more
   int32_t too_many = (static_cast<int32_t>(p.stored) - 1) / kBlockKeys + 2;
 #pragma unroll 1
   while (blocks + 1 < too_many) {
     const int32_t middle = (blocks + too_many) / 2;
-    const int32_t count = count_tiles(p, middle);
+    const int32_t count = count_tiles<Format>(p, middle);
     if (count > rank) {
       blocks = middle;
     } else {
@@ -56,7 +60,7 @@ __device__ __forceinline__ void find_tile(const PrefillParams& p, int32_t rank, 
     int32_t count = 0;
     if (first + lane < p.batch + 2) {
       const Request r = read_request<kTileQueries>(p, first + lane);
-      count = tiles_of_at_least(r, p.causal, blocks) - tiles_of_at_least(r, p.causal, blocks + 1);
+      count = tiles_of_at_least<Format>(r, p.causal, blocks) - tiles_of_at_least<Format>(r, p.causal, blocks + 1);
     }
     int32_t before = count;  // and this request's own
 #pragma unroll
@@ -74,7 +78,7 @@ __device__ __forceinline__ void find_tile(const PrefillParams& p, int32_t rank, 
   __syncwarp();
   // The request and the tile's number in it came through the target: registers are few.
   const Request r = read_request<kTileQueries>(p, target.kv_begin);
-  const int32_t index = r.tiles - tiles_of_at_least(r, p.causal, blocks + 1) - 1 - target.rows;
+  const int32_t index = r.tiles - tiles_of_at_least<Format>(r, p.causal, blocks + 1) - 1 - target.rows;
   const int32_t first_query = r.q_begin + index * kTileQueries;
   __syncwarp();
   if (lane == 0) {
@@ -84,13 +88,15 @@ __device__ __forceinline__ void find_tile(const PrefillParams& p, int32_t rank, 
     target.kv_end = r.kv_end;
     target.blocks = blocks;
     target.diagonal = r.diagonal;
-    target.whole_blocks = (visible_end(target, p.causal, first_query) - r.kv_begin) / kBlockKeys;
+    target.whole_blocks = (visible_end(target, p.causal, first_query) - Format::origin(r.kv_begin)) / kBlockKeys;
   }
 }
 
 // By a whole warp. Lengths that descend may give more tiles than there can be; then some are left out.
+template <class Format>
 __device__ __forceinline__ void start_progress(const PrefillParams& p, const Schedule& schedule, Progress& progress) {
-  const int32_t head_tiles = clamp(count_tiles(p, 0), 0, static_cast<int32_t>(most_head_tiles<kTileQueries>(p)));
+  const int32_t head_tiles =
+      clamp(count_tiles<Format>(p, 0), 0, static_cast<int32_t>(most_head_tiles<kTileQueries>(p)));
   const uint32_t tiles = static_cast<uint32_t>(head_tiles) * schedule.group_heads;
   // Causal: a group begins with a round, since what a round lacks are then the shortest tiles.
   const uint32_t places = p.causal ? (tiles + gridDim.x - 1) / gridDim.x * gridDim.x : tiles;
@@ -99,6 +105,7 @@ __device__ __forceinline__ void start_progress(const PrefillParams& p, const Sch
 }
 
 // The CTA's next tile, to shared memory, by a whole warp. False: there is none.
+template <class Format>
 __device__ __forceinline__ bool next_tile(const PrefillParams& p, const Schedule& schedule, Progress& progress,
                                           Tile& target) {
 #pragma unroll 1
@@ -121,7 +128,7 @@ __device__ __forceinline__ bool next_tile(const PrefillParams& p, const Schedule
     }
     __syncwarp();
     if (!found) continue;
-    find_tile(p, static_cast<int32_t>(rank), target);
+    find_tile<Format>(p, static_cast<int32_t>(rank), target);
     return true;
   }
   return false;

@@ -35,21 +35,15 @@ constexpr int kGroupQueries = 64;
 constexpr int kTileQueries = kGroups * kGroupQueries;
 constexpr int kBlockKeys = 128;  // keys of a step
 
-// Arrays lie in chunks of 64 columns, a line of 128 bytes for each token.
-constexpr int kLineBytes = 128;
-constexpr int kChunkColumns = kLineBytes / 2;
+constexpr int kChunkColumns = 64;  // arrays lie in chunks of so many columns
 constexpr int kKeyChunks = kHeadDim / kChunkColumns;
 constexpr int kValueChunks = kNope / kChunkColumns;
-constexpr int kBlockChunkBytes = kBlockKeys * kLineBytes;
-constexpr int kKeyBytes = kKeyChunks * kBlockChunkBytes;
-constexpr int kValueBytes = kValueChunks * kBlockChunkBytes;
-constexpr int kQueryChunkBytes = kGroupQueries * kLineBytes;
-constexpr int kQueryBytes = kKeyChunks * kQueryChunkBytes;  // of a group
 
-constexpr int kStages = 2;  // blocks of keys, and of values, in shared memory
-constexpr int kTiles = 4;   // that the loading warps may be ahead of the attending ones, themselves included
+constexpr int kMostStages = 4;  // of Format::kStages
+constexpr int kTiles = 4;       // that the loading warps may be ahead of the attending ones, themselves included
 
 constexpr int kStartBarrier = 1;  // named barrier of all threads, besides __syncthreads' 0
+constexpr int kTurnBarriers = 2;  // and one for each attending group
 
 constexpr int32_t kNever = INT32_MAX;  // a position that no key has
 
@@ -75,29 +69,21 @@ struct Progress {
 
 // Small things in shared memory, behind the arrays.
 struct alignas(16) Control {
-  uint32_t key_words[kStages][4];    // of a block of keys: a bit for each that is not masked
-  uint32_t value_words[kStages][4];  // the same, for as long as its values are there
-  Tile tiles[kTiles];                // in turn
+  uint32_t key_words[kMostStages][4];    // of a block of keys: a bit for each that is not masked
+  uint32_t value_words[kMostStages][4];  // the same, for as long as its values are there
+  Tile tiles[kTiles];                    // in turn
   Progress progress;
   int32_t unusable[kTiles][kClearWarps];  // position of the first cleared value that was not finite, or kNever
 
   // mbarriers
   uint64_t tile_full[kTiles], tile_empty[kTiles];
   uint64_t query_full[kGroups], query_empty[kGroups];
-  uint64_t key_full[kStages], key_empty[kStages];
-  uint64_t value_full[kStages], value_empty[kStages];
-  uint64_t value_raw[kStages];  // there, and to be cleared
+  uint64_t key_full[kMostStages], key_empty[kMostStages];
+  uint64_t value_full[kMostStages], value_empty[kMostStages];
+  uint64_t value_raw[kMostStages];  // there, and to be cleared
 };
 
 constexpr int kTileReaders = kAttendWarps + 1 + kClearWarps;
-
-// Offsets from the start of shared memory.
-constexpr int kKeysAt = 0;
-constexpr int kValuesAt = kKeysAt + kStages * kKeyBytes;
-constexpr int kQueriesAt = kValuesAt + kStages * kValueBytes;
-constexpr int kControlAt = kQueriesAt + kGroups * kQueryBytes;
-constexpr size_t kSharedBytes = kControlAt + sizeof(Control);
-static_assert(kSharedBytes <= 227 * 1024);
 
 // Copy engine's view of the arrays, [column in chunk, token, chunk, head], the innermost axis first.
 struct TensorMaps {
@@ -112,13 +98,14 @@ struct Schedule {
 // A position in a ring of slots, and the parity of the barriers of its current round.
 template <int kSlots>
 struct Ring {
-  uint32_t count = 0;
-  static_assert((kSlots & (kSlots - 1)) == 0);
+  static constexpr bool kPowerOfTwo = (kSlots & (kSlots - 1)) == 0;
+  uint32_t count = 0;  // steps, modulo two rounds where a round is no power of two
 
-  __device__ __forceinline__ int slot() const { return static_cast<int>(count % kSlots); }
-  __device__ __forceinline__ uint32_t parity() const { return count / kSlots % 2; }
-  __device__ __forceinline__ void advance() { ++count; }
-  __device__ __forceinline__ void skip(int32_t steps) { count += static_cast<uint32_t>(steps); }
+  __device__ __forceinline__ int slot() const {
+    return static_cast<int>(kPowerOfTwo ? count % kSlots : count < kSlots ? count : count - kSlots);
+  }
+  __device__ __forceinline__ uint32_t parity() const { return kPowerOfTwo ? count / kSlots % 2 : count >= kSlots; }
+  __device__ __forceinline__ void advance() { count = kPowerOfTwo || count + 1 < 2 * kSlots ? count + 1 : 0; }
 };
 
 // An mbarrier of Control, of which `control` is the shared address: array by its offset, and number in it.

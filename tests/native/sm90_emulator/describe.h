@@ -12,8 +12,9 @@ struct Axis {
   int32_t box;
 };
 
-inline void describe(CUtensorMap* map, const void* data, std::initializer_list<Axis> axes) {
+inline void describe(CUtensorMap* map, const void* data, std::initializer_list<Axis> axes, int32_t element_bytes = 2) {
   TensorMap tensor{};
+  tensor.element_bytes = element_bytes;
   tensor.data = static_cast<const char*>(data);
   for (const Axis& axis : axes) {
     tensor.sizes[tensor.rank] = axis.size;

@@ -107,8 +107,10 @@ struct NamedBarrier {
 
 struct Copy {
   uint32_t shared, barrier;
-  const TensorMap* map;
+  const TensorMap* map;  // null: plain bytes
   std::array<int32_t, 5> start;
+  const void* data = nullptr;
+  uint32_t bytes = 0;
 };
 
 class Machine {
@@ -224,6 +226,12 @@ class Machine {
     copies_.push_back({shared, barrier, tensor, start});
   }
 
+  void copy(uint32_t shared, const void* data, uint32_t bytes, uint32_t barrier) {
+    const auto address = reinterpret_cast<uintptr_t>(data);
+    require(shared % 16 == 0 && address % 16 == 0 && bytes % 16 == 0, "bytes are copied in aligned units of 16");
+    copies_.push_back({shared, barrier, nullptr, {}, data, bytes});
+  }
+
   // Where the 128-byte swizzle puts a byte.
   static uint32_t swizzled(uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
   // And that of lines of 64 bytes.
@@ -257,6 +265,11 @@ class Machine {
     const size_t chosen = random() % copies_.size();
     const Copy copy = copies_[chosen];
     copies_.erase(copies_.begin() + static_cast<int64_t>(chosen));
+    if (copy.map == nullptr) {
+      std::memcpy(shared(copy.shared), copy.data, copy.bytes);
+      deliver(copy.barrier, copy.bytes);
+      return;
+    }
     const TensorMap& map = *copy.map;
     int64_t lines = 1;
     for (int axis = 1; axis < map.rank; ++axis) lines *= map.boxes[axis];
@@ -280,8 +293,12 @@ class Machine {
         }
       }
     }
-    Barrier& done = barrier(copy.barrier);
-    done.bytes -= static_cast<int32_t>(lines * line_bytes);
+    deliver(copy.barrier, static_cast<uint32_t>(lines * line_bytes));
+  }
+
+  void deliver(uint32_t address, uint32_t bytes) {
+    Barrier& done = barrier(address);
+    done.bytes -= static_cast<int32_t>(bytes);
     settle(done);
   }
 

@@ -19,28 +19,34 @@ namespace {
 using emulator::machine;
 
 // As kernels/prefill/sm90/prefill.cu does.
+template <class Format>
 sm90_prefill::TensorMaps describe(const PrefillParams& p) {
+  using Value = typename Format::Value;
   sm90_prefill::TensorMaps maps{};
-  const auto array = [&](CUtensorMap* map, const void* data, int64_t tokens, int64_t stride, int32_t chunks,
-                         int32_t box) {
+  const auto array = [&](CUtensorMap* map, const void* data, int32_t size, int64_t tokens, int64_t stride,
+                         int32_t chunks, int32_t box) {
     emulator::describe(
-        map, data, {{64, 0, 64}, {tokens, p.heads * stride * 2, box}, {chunks, 128, chunks}, {p.heads, stride * 2, 1}});
+        map, data,
+        {{64, 0, 64}, {tokens, p.heads * stride * size, box}, {chunks, 64 * size, chunks}, {p.heads, stride * size, 1}},
+        size);
   };
-  array(&maps.queries, p.q, p.tokens, kHeadDim, 3, sm90_prefill::kGroupQueries);
-  array(&maps.keys, p.k, p.stored, kHeadDim, 3, sm90_prefill::kBlockKeys);
-  array(&maps.values, static_cast<const char*>(p.v) + p.v_offset * 2, p.stored, p.v_stride, 2,
+  constexpr int32_t kKeySize = sizeof(typename Format::Key);
+  array(&maps.queries, p.q, kKeySize, p.tokens, kHeadDim, 3, sm90_prefill::kGroupQueries);
+  array(&maps.keys, p.k, kKeySize, p.stored, kHeadDim, 3, sm90_prefill::kBlockKeys);
+  if (Format::kFp8Values) return maps;
+  array(&maps.values, static_cast<const Value*>(p.v) + p.v_offset, sizeof(Value), p.stored, p.v_stride, 2,
         sm90_prefill::kBlockKeys);
   return maps;
 }
 
-template <class Element, bool kKeyMask>
-void run_kernel(const PrefillParams& p, int32_t ctas) {
-  const sm90_prefill::TensorMaps maps = describe(p);
+template <class Format, bool kKeyMask>
+void run_masked(const PrefillParams& p, int32_t ctas) {
+  const sm90_prefill::TensorMaps maps = describe<Format>(p);
   const sm90_prefill::Schedule schedule = sm90_prefill::schedule_of(p, ctas);
   machine.blocks = static_cast<uint32_t>(ctas);
   for (int32_t cta = 0; cta < ctas; ++cta) {
     const bool ended = machine.run(static_cast<uint32_t>(cta), sm90_prefill::kThreads,
-                                   [&] { sm90_prefill::prefill_kernel<Element, kKeyMask>(p, maps, schedule); });
+                                   [&] { sm90_prefill::prefill_kernel<Format, kKeyMask>(p, maps, schedule); });
     if (!ended) {
       std::fprintf(stderr, "the emulated kernel hangs in CTA %d\n", cta);
       std::abort();
@@ -48,15 +54,21 @@ void run_kernel(const PrefillParams& p, int32_t ctas) {
   }
 }
 
+template <class Key, class Value>
+void run_kernel(const PrefillParams& p, int32_t ctas) {
+  using Format = sm90_prefill::Format<Key, Value>;
+  p.key_mask != nullptr ? run_masked<Format, true>(p, ctas) : run_masked<Format, false>(p, ctas);
+}
+
 void run(const PrefillParams& p, Random& random) {
   const int32_t ctas = sm90_prefill::cta_count(p, pick(random, 1, 5));
   report.expect(sm90_prefill::takes(p), "the kernel refuses this");
-  const bool masked = p.key_mask != nullptr;
-  if (p.dtype == DType::kF16) {
-    masked ? run_kernel<__half, true>(p, ctas) : run_kernel<__half, false>(p, ctas);
-  } else {
-    masked ? run_kernel<__nv_bfloat16, true>(p, ctas) : run_kernel<__nv_bfloat16, false>(p, ctas);
+  switch (p.dtype) {
+    case DType::kF16: return run_kernel<__half, __half>(p, ctas);
+    case DType::kBF16: return run_kernel<__nv_bfloat16, __nv_bfloat16>(p, ctas);
+    default: break;
   }
+  p.v_tiled ? run_kernel<E4M3FN, E4M3FN>(p, ctas) : run_kernel<E4M3FN, __nv_bfloat16>(p, ctas);
 }
 
 }  // namespace
@@ -65,6 +77,13 @@ void run(const PrefillParams& p, Random& random) {
 int main(int argc, char** argv) {
   const int cases = argc > 1 ? std::atoi(argv[1]) : 60;
   const int seed = argc > 2 ? std::atoi(argv[2]) : 1;
+  using mla::DType;
   mla::test::PrefillCases{"the Hopper prefill kernel, emulated", mla::test::run}.run_all(cases, seed);
+  mla::test::PrefillCases mixed{"the same of e4m3fn with values in bf16", mla::test::run, /*any_scale=*/true};
+  mixed.types = {{DType::kE4M3FN, DType::kBF16}};
+  mixed.run_all(cases, seed);
+  mla::test::PrefillCases tiled{"the same all in e4m3fn", mla::test::run, /*any_scale=*/true};
+  tiled.types = {{DType::kE4M3FN, DType::kE4M3FN, /*tiled=*/true}};
+  tiled.run_all(cases, seed);
   return mla::test::report.clean() ? 0 : 1;
 }

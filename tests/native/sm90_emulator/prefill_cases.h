@@ -6,9 +6,17 @@
 
 namespace mla::test {
 
-inline PrefillShape random_shape(Random& random) {
+struct PrefillTypes {
+  DType keys, values;
+  bool tiled = false;
+};
+
+inline PrefillShape random_shape(Random& random, const std::vector<PrefillTypes>& types) {
   PrefillShape s;
-  s.type = choose(random, {DType::kBF16, DType::kF16});
+  const PrefillTypes chosen = types[pick(random, 0, static_cast<int>(types.size()) - 1)];
+  s.type = chosen.keys;
+  s.value_type = chosen.values;
+  s.tiled = chosen.tiled;
   s.causal = pick(random, 0, 2) > 0;
   s.merge = pick(random, 0, 2) == 0;
   s.key_mask = pick(random, 0, 2) == 0;
@@ -38,6 +46,7 @@ struct PrefillCases {
   const char* name;
   void (*run)(const PrefillParams& params, Random& random);
   bool any_scale = false;  // negative ones and 0 too
+  std::vector<PrefillTypes> types = {{DType::kBF16, DType::kBF16}, {DType::kF16, DType::kF16}};
 
   // Whatever the lengths say, accesses stay in the arrays. (A run ends, and AddressSanitizer would see one outside.)
   void run_astray(PrefillCase& problem, Random& random) const {
@@ -54,15 +63,19 @@ struct PrefillCases {
     emulator::machine.random.seed(static_cast<uint32_t>(seed));
     double worst = 0;
     for (int i = 0; i < cases; ++i) {
-      PrefillCase problem(random_shape(random), random);
+      PrefillCase problem(random_shape(random, types), random);
       if (problem.tokens == 0) continue;
       if (pick(random, 0, 2) == 0) spoil_values(problem, random);
       if (pick(random, 0, 2) == 0) problem.scale = 1.0f;  // few keys have all the weight
       if (any_scale && pick(random, 0, 2) == 0) problem.scale = choose(random, {0.0f, -0.07f, -1.0f});
+      if (is_fp8(problem.shape.type) && pick(random, 0, 1) == 0) {
+        problem.q_scale = choose(random, {1.5f, 0.5f, -1.0f});
+        problem.k_scale = choose(random, {1.0f, 0.7f});
+        if (is_fp8(problem.shape.value_type)) problem.v_scale = choose(random, {1.0f, 3.0f, -0.5f});
+      }
       problem.prepare(random);
       run(problem.params(), random);
-      const double tolerance = problem.shape.type == DType::kF16 ? 2e-3 : 1e-2;
-      const std::string wrong = problem.compare(tolerance, 1e-3, &worst);
+      const std::string wrong = problem.compare(problem.out_tolerance(), problem.lse_tolerance(), &worst);
       report.expect(wrong.empty(), wrong + " [" + problem.shape.text() + "]");
       if (pick(random, 0, 3) == 0) run_astray(problem, random);
     }

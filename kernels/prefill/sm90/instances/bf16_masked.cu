@@ -2,7 +2,7 @@
 
 namespace mla::sm90_prefill {
 
-template Error launch_instance<__nv_bfloat16, true>(const PrefillParams&, const TensorMaps&, const Schedule&, int32_t,
-                                                    const Device&);
+template Error launch_instance<Format<__nv_bfloat16, __nv_bfloat16>, true>(const PrefillParams&, const TensorMaps&,
+                                                                           const Schedule&, int32_t, const Device&);
 
 }  // namespace mla::sm90_prefill

@@ -66,6 +66,10 @@ inline void copy_box(uint32_t shared, const CUtensorMap* map, uint32_t barrier, 
   machine.copy(shared, map, barrier, 5, {x, y, z, u, v});
 }
 
+inline void copy_bytes(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier, uint64_t) {
+  machine.copy(shared, global, bytes, barrier);
+}
+
 inline void fence_async_proxy() {}
 
 inline uint4 load_shared_16(uint32_t shared) {

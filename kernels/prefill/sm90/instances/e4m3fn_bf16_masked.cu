@@ -1,0 +1,8 @@
+#include "kernels/prefill/sm90/instance.cuh"
+
+namespace mla::sm90_prefill {
+
+template Error launch_instance<Format<E4M3FN, __nv_bfloat16>, true>(const PrefillParams&, const TensorMaps&,
+                                                                    const Schedule&, int32_t, const Device&);
+
+}  // namespace mla::sm90_prefill
