@@ -15,8 +15,8 @@ ffi::Error sparse_decode_handler(Device device, AnyBuffer q, AnyBuffer q_rope, A
   const bool ds_mla = cache.element_type() == ffi::DataType::U8;
   checks.rank("q", q, 3).rank("cache", cache, 4).rank("indices", indices, 2).floating("q", q).floating("out", *out);
   if (!ds_mla) checks.floating("cache", cache);
-  checks.that(splits > 0 && tile_rows > 0, "splits " + std::to_string(splits) + " and tile_rows " +
-                                               std::to_string(tile_rows) + " must be positive");
+  checks.that(splits > 0 && tile_rows > 0,
+              "splits " + std::to_string(splits) + " and tile_rows " + std::to_string(tile_rows) + " must be positive");
   if (checks.failed()) return checks.error();
   const bool pair = q_rope.element_count() != 0;
   const int64_t tokens = q.dimensions()[0], heads = q.dimensions()[1], topk = indices.dimensions()[1];

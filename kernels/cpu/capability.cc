@@ -26,9 +26,9 @@ struct Pair {
 };
 
 constexpr Pair kDecodePairs[] = {
-    {kBf16, kBf16},  {kF16, kF16},      {kF32, kF32},       {kBf16, kE4M3FN},       {kBf16, kE4M3FNUZ},
-    {kF16, kE4M3FN}, {kF16, kE4M3FNUZ}, {kE4M3FN, kE4M3FN}, {kE4M3FNUZ, kE4M3FNUZ}, {kBf16, kDsMla},
-    {kF16, kDsMla},
+    {kBf16, kBf16},         {kF16, kF16},    {kF32, kF32},      {kBf16, kE4M3FN},
+    {kBf16, kE4M3FNUZ},     {kF16, kE4M3FN}, {kF16, kE4M3FNUZ}, {kE4M3FN, kE4M3FN},
+    {kE4M3FNUZ, kE4M3FNUZ}, {kBf16, kDsMla}, {kF16, kDsMla},
 };
 constexpr Pair kSamePairs[] = {{kBf16, kBf16}, {kF16, kF16}, {kF32, kF32}};
 constexpr Pair kFp8Pairs[] = {

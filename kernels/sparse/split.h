@@ -15,7 +15,7 @@ struct Piece {
 #if defined(__CUDACC__)
 __host__ __device__
 #endif
-constexpr Piece piece_of(int32_t topk, int32_t splits, int32_t split) {
+    constexpr Piece piece_of(int32_t topk, int32_t splits, int32_t split) {
   const int32_t blocks = topk / kBlockTokens + (topk % kBlockTokens != 0);
   const int32_t a_piece = (blocks + splits - 1) / splits;
   const int64_t begin = int64_t{split} * a_piece * kBlockTokens, end = begin + int64_t{a_piece} * kBlockTokens;

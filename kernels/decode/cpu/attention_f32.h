@@ -34,7 +34,8 @@ struct Float32 : FloatUnits {
   // n values of one dtype, multiplied with their scale.
   template <DType kType>
   static MLA_INLINE void convert(const char* source, int64_t n, float scale, float* target) {
-    for (int64_t i = 0; i < n; i += kLanes) store(target + i, load_as_float<kType>(source + i * bytes_of(kType)) * scale);
+    for (int64_t i = 0; i < n; i += kLanes)
+      store(target + i, load_as_float<kType>(source + i * bytes_of(kType)) * scale);
   }
 
   static void stage_ds_mla(const BlockTokens& block, W& w) {
