@@ -69,7 +69,9 @@ ffi::Error decode_handler(Device device, AnyBuffer q, AnyBuffer q_rope, AnyBuffe
                           float scale, bool causal) {
   Checks checks;
   checks.rank("q", q, 3).rank("cache", cache, 4).rank("page_table", page_table, 2).rank("partial_out", *partial_out, 3);
-  checks.floating("q", q).floating("cache", cache).floating("out", *out);
+  const bool ds_mla = cache.element_type() == ffi::DataType::U8;
+  checks.floating("q", q).floating("out", *out);
+  if (!ds_mla) checks.floating("cache", cache);
   checks.that(max_q_len > 0, "max_q_len is " + std::to_string(max_q_len) + ", expected a positive number");
   if (checks.failed()) return checks.error();
   const bool pair = q_rope.element_count() != 0;
@@ -84,7 +86,7 @@ ffi::Error decode_handler(Device device, AnyBuffer q, AnyBuffer q_rope, AnyBuffe
   checks.shape("q", q, {tokens, heads, pair ? kLatent : kWidth});
   if (pair) checks.shape("q_rope", q_rope, {tokens, heads, kRope});
   checks.that(!pair || q_rope.element_type() == q.element_type(), "q and q_rope differ in dtype");
-  checks.shape("cache", cache, {layers, pages, page_size, kWidth});
+  checks.shape("cache", cache, {layers, pages, page_size, ds_mla ? kDsMlaBytes : kWidth});
   checks.holds("layer", layer, 1, /*optional=*/layers == 1).holds("kv_lens", kv_lens, batch);
   checks.holds("cu_q_lens", cu_q_lens, batch + 1, /*optional=*/true);
   checks.that(cu_q_lens.element_count() != 0 || tokens == batch * max_q_len,
@@ -132,7 +134,8 @@ ffi::Error decode_handler(Device device, AnyBuffer q, AnyBuffer q_rope, AnyBuffe
   params.scale = scale;
   params.causal = causal;
   params.q_dtype = *dtype_of(q);
-  params.cache_dtype = *dtype_of(cache);
+  params.ds_mla = ds_mla;
+  params.cache_dtype = ds_mla ? DType::kE4M3FN : *dtype_of(cache);
   params.out_dtype = *dtype_of(*out);
   return to_ffi(decode(params, device));
 }

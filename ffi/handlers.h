@@ -5,6 +5,7 @@
 
 XLA_FFI_DECLARE_HANDLER_SYMBOL(jax_mla_plan_decode);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(jax_mla_decode);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(jax_mla_sparse_decode);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(jax_mla_update_cache);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(jax_mla_merge_states);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(jax_mla_gather_context);

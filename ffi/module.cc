@@ -25,10 +25,15 @@ Target target(const char* name) {
 // Every custom-call target of the module.
 std::vector<Target> targets() {
   return {
-      target<jax_mla_plan_decode>("jax_mla_plan_decode"),   target<jax_mla_decode>("jax_mla_decode"),
-      target<jax_mla_update_cache>("jax_mla_update_cache"), target<jax_mla_merge_states>("jax_mla_merge_states"),
-      target<jax_mla_pack_kv>("jax_mla_pack_kv"),           target<jax_mla_pack_kv_fp8>("jax_mla_pack_kv_fp8"),
-      target<jax_mla_prefill>("jax_mla_prefill"),           target<jax_mla_gather_context>("jax_mla_gather_context"),
+      target<jax_mla_plan_decode>("jax_mla_plan_decode"),
+      target<jax_mla_decode>("jax_mla_decode"),
+      target<jax_mla_update_cache>("jax_mla_update_cache"),
+      target<jax_mla_merge_states>("jax_mla_merge_states"),
+      target<jax_mla_pack_kv>("jax_mla_pack_kv"),
+      target<jax_mla_pack_kv_fp8>("jax_mla_pack_kv_fp8"),
+      target<jax_mla_prefill>("jax_mla_prefill"),
+      target<jax_mla_gather_context>("jax_mla_gather_context"),
+      target<jax_mla_sparse_decode>("jax_mla_sparse_decode"),
   };
 }
 

@@ -34,9 +34,11 @@ _PACK_KV = "jax_mla_pack_kv"
 _PACK_KV_FP8 = "jax_mla_pack_kv_fp8"
 _PREFILL = "jax_mla_prefill"
 _GATHER_CONTEXT = "jax_mla_gather_context"
+_SPARSE_DECODE = "jax_mla_sparse_decode"
 
 CUSTOM_CALL_TARGETS = (
     _PLAN_DECODE, _DECODE, _UPDATE_CACHE, _MERGE_STATES, _PACK_KV, _PACK_KV_FP8, _PREFILL, _GATHER_CONTEXT,
+    _SPARSE_DECODE,
 )  # fmt: skip
 
 
@@ -216,6 +218,58 @@ def decode(
         variant=np.int32(variant),
         scale=np.float32(scale),
         causal=np.bool_(causal),
+    )
+    return out, lse
+
+
+def sparse_decode(
+    q: jax.Array,
+    q_rope: jax.Array | None,
+    cache: jax.Array,
+    layer: jax.Array | None,
+    indices: jax.Array,
+    topk_lens: jax.Array | None,
+    sink: jax.Array | None,
+    q_scale: jax.Array | None,
+    k_scale: jax.Array | None,
+    *,
+    heads: HeadSpecification,
+    splits: int,
+    scale: float,
+    variant: int,
+    out_dtype: Any,
+) -> tuple[jax.Array, jax.Array]:
+    """q [T, H, 576] (or [T, H, 512] beside q_rope [T, H, 64]), cache [layers, pages, P, width], indices [T, K],
+    topk_lens [T], sink [H] -> out [T, H, 512], lse [T, H]."""
+    tokens, num_heads, _ = q.shape
+    if q_rope is None:
+        q_rope = jnp.zeros((0,), q.dtype)
+    partials = (0 if splits == 1 else splits, tokens, num_heads)
+    results = (
+        _shape((tokens, num_heads, 512), out_dtype),
+        _shape((tokens, num_heads), jnp.float32),
+        _shape((*partials, 512), jnp.float32),
+        _shape(partials, jnp.float32),
+    )
+    operands = (
+        q,
+        q_rope,
+        cache,
+        _optional(layer, jnp.int32),
+        indices,
+        _optional(topk_lens, jnp.int32),
+        _optional(sink, jnp.float32),
+        _optional(q_scale, jnp.float32),
+        _optional(k_scale, jnp.float32),
+    )
+    out, lse, _, _ = _call(
+        _SPARSE_DECODE,
+        results,
+        operands,
+        splits=np.int32(splits),
+        tile_rows=np.int32(heads.tile_rows),
+        variant=np.int32(variant),
+        scale=np.float32(scale),
     )
     return out, lse
 

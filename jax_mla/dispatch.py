@@ -90,6 +90,21 @@ class PlannerTuning:
 # multiprocessor of a GPU that ends early leaves its bandwidth to the others: on an H200, 90 of 132 keep memory busy.
 PLANNER_TUNING = {"cpu": PlannerTuning(1, 8, 3), "cuda": PlannerTuning(1, 2, 16), "rocm": PlannerTuning(1, 2, 16)}
 
+
+@dataclasses.dataclass(frozen=True)
+class SplitTuning:
+    """When a platform cuts the chosen slots of a query token in mla_sparse_decode: where tokens alone are too few.
+
+    units: pieces of work that are enough; None: as many as the plan of decode has parts. min_indices: of a piece.
+    """
+
+    units: int | None
+    min_indices: int
+
+
+# On the CPU a constant, so that the bits of a result do not depend on the number of threads.
+SPLIT_TUNING = {"cpu": SplitTuning(64, 256), "cuda": SplitTuning(None, 128), "rocm": SplitTuning(None, 128)}
+
 # Multiprocessors assumed where a program is lowered for a GPU on a machine without one: those of an H100 or H200,
 # and the compute units of an MI300X.
 DEFAULT_UNITS = {"cuda": 132, "rocm": 304}
@@ -362,5 +377,5 @@ def explain(
     if platform not in (None, target):
         return Choice(target, None, None, 0, f"implementation={implementation!r} is for another platform")
     names = [dtype if isinstance(dtype, str) else jnp.dtype(dtype).name for dtype in (q_dtype, cache_dtype or q_dtype)]
-    heads = num_heads if operation == "mla_decode" else None
+    heads = num_heads if operation in ("mla_decode", "mla_sparse_decode") else None
     return _choose(target, variant, operation, *names, heads, q_len, page_size, False, architecture, None)

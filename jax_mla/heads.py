@@ -88,6 +88,11 @@ class HeadSpecification:
         """Partial results that split tiles may need: a cut splits one tile in two, so 2 * parts hold them all."""
         return batch * self.row_tiles * INVARIANT_MAX_SPLITS if self.batch_invariant else 2 * self.parts
 
+    def index_splits(self, tokens: int, topk: int, units: int | None, min_indices: int) -> int:
+        """Pieces that mla_sparse_decode cuts the chosen slots of each query token into, for `units` pieces of work."""
+        tiles = tokens * self.row_tiles
+        return max(1, min((units or self.parts) // tiles, -(-topk // min_indices)))
+
     def pad(self, x: jax.Array) -> jax.Array:
         """[T, num_heads, width] -> [T, padded_heads, width]: real heads again, so that no row can be NaN or slow.
 

@@ -14,14 +14,17 @@ set(mla_cpu_sources
   kernels/cpu/rows_portable.cc
   kernels/cache/cpu/update_cache.cc
   kernels/context/cpu/gather.cc
+  kernels/decode/cpu/attention.cc
   kernels/decode/cpu/attention_portable.cc
   kernels/decode/cpu/decode.cc
+  kernels/decode/cpu/partials.cc
   kernels/decode/cpu/plan.cc
   kernels/decode/cpu/reduce.cc
   kernels/merge/cpu/merge_states.cc
   kernels/pack/cpu/pack_kv.cc
   kernels/prefill/cpu/attention_portable.cc
-  kernels/prefill/cpu/prefill.cc)
+  kernels/prefill/cpu/prefill.cc
+  kernels/sparse/cpu/sparse.cc)
 
 function(mla_isa_source source)
   set_source_files_properties("${mla_root}/${source}" TARGET_DIRECTORY mla_cpu_kernels PROPERTIES COMPILE_OPTIONS "${ARGN}")

@@ -15,6 +15,7 @@ using Error = std::string;
 
 Error plan_decode(const PlanDecodeParams& params, const Device& device);
 Error decode(const DecodeParams& params, const Device& device);  // the attention over each part, then the reduction
+Error sparse_decode(const SparseDecodeParams& params, const Device& device);
 Error update_cache(const UpdateCacheParams& params, const Device& device);
 Error merge_states(const MergeStatesParams& params, const Device& device);
 Error prefill(const PrefillParams& params, const Device& device);

@@ -82,7 +82,7 @@ struct DecodeParams {
   const void* q_rope;         // [T, H, R] in q_dtype, likewise with q_rope_stride
   int64_t q_latent_stride;    // D when q came as one array, else L
   int64_t q_rope_stride;      // D or R
-  const void* cache;          // [layers, pages, P, D] in cache_dtype
+  const void* cache;          // [layers, pages, P, D] in cache_dtype; where ds_mla [layers, pages, P, 656] bytes
   const int32_t* layer;       // [], or null when layers == 1; outside [0, layers): every row is empty
   const int32_t* page_table;  // [B, max_pages]; an id outside [0, pages) masks its tokens
   const int32_t* kv_lens;     // [B]; below 0 counts as 0, tokens at or past max_pages * P are masked
@@ -106,6 +106,39 @@ struct DecodeParams {
   int32_t variant;   // 0: the best this machine runs; n: the n-th name of variants() in capability.h
   float scale;       // of the scores, before softmax (multiplied with q_scale and k_scale)
   bool causal;       // query i of n sees keys j <= kv_len - n + i
+  bool ds_mla;       // as in GatherContextParams; cache_dtype is then kE4M3FN
+  DType q_dtype;
+  DType cache_dtype;
+  DType out_dtype;
+};
+
+struct SparseDecodeParams {
+  const void* q_latent;      // as in DecodeParams, with its stride
+  const void* q_rope;        // likewise
+  int64_t q_latent_stride;   // D when q came as one array, else L
+  int64_t q_rope_stride;     // D or R
+  const void* cache;         // [layers, slots, D] in cache_dtype; where ds_mla [layers, slots, 656] bytes
+  const int32_t* layer;      // [], or null when layers == 1; outside [0, layers): every row is empty
+  const int32_t* indices;    // [T, K]: slots; one outside [0, slots) is no token
+  const int32_t* topk_lens;  // [T]: how many of a token's indices count; null: all K
+  const float* sink;         // [H]: a natural-log logit that joins the denominator and not lse; null: none
+  const float* q_scale;      // [], or null: 1
+  const float* k_scale;      // [k_scales], or null: 1
+  void* out;                 // [T, H, L] in out_dtype
+  float* lse;                // [T, H], natural log; an empty row has out 0 and lse -inf
+  float* partial_out;        // [splits, T, H, L], scratch; not used when splits == 1
+  float* partial_lse;        // [splits, T, H], scratch, natural log
+  int64_t slots;             // pages * P of a layer
+  int32_t layers;
+  int32_t tokens;     // T
+  int32_t heads;      // H
+  int32_t topk;       // K
+  int32_t splits;     // pieces that a token's indices are cut into
+  int32_t tile_rows;  // heads that one piece of work handles
+  int32_t k_scales;   // 1 or layers
+  int32_t variant;    // as in DecodeParams
+  float scale;        // of the scores, before softmax (multiplied with q_scale and k_scale)
+  bool ds_mla;        // as in GatherContextParams; cache_dtype is then kE4M3FN
   DType q_dtype;
   DType cache_dtype;
   DType out_dtype;

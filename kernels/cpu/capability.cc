@@ -26,8 +26,9 @@ struct Pair {
 };
 
 constexpr Pair kDecodePairs[] = {
-    {kBf16, kBf16},  {kF16, kF16},      {kF32, kF32},       {kBf16, kE4M3FN},       {kBf16, kE4M3FNUZ},
-    {kF16, kE4M3FN}, {kF16, kE4M3FNUZ}, {kE4M3FN, kE4M3FN}, {kE4M3FNUZ, kE4M3FNUZ},
+    {kBf16, kBf16},         {kF16, kF16},    {kF32, kF32},      {kBf16, kE4M3FN},
+    {kBf16, kE4M3FNUZ},     {kF16, kE4M3FN}, {kF16, kE4M3FNUZ}, {kE4M3FN, kE4M3FN},
+    {kE4M3FNUZ, kE4M3FNUZ}, {kBf16, kDsMla}, {kF16, kDsMla},
 };
 constexpr Pair kSamePairs[] = {{kBf16, kBf16}, {kF16, kF16}, {kF32, kF32}};
 constexpr Pair kFp8Pairs[] = {
@@ -39,19 +40,21 @@ constexpr Pair kFp8Pairs[] = {
 std::vector<Capability> capabilities() {
   std::vector<Capability> rows;
   const std::vector<Range> heads = {{1, 128, 1}, {144, 4096, 16}};
-  for (int32_t i = 0; i < cpu::kIsas; ++i) {
-    const auto isa = static_cast<cpu::Isa>(i);
-    if (!cpu::runs_here(isa)) continue;
-    for (const Pair& pair : kDecodePairs) {
-      rows.push_back({"mla_decode",
-                      cpu::name_of(isa),
-                      kArchitecture,
-                      pair.first,
-                      pair.second,
-                      heads,
-                      heads,
-                      {16, 32, 64, 128, 256},
-                      0});
+  for (const char* operation : {"mla_decode", "mla_sparse_decode"}) {
+    for (int32_t i = 0; i < cpu::kIsas; ++i) {
+      const auto isa = static_cast<cpu::Isa>(i);
+      if (!cpu::runs_here(isa)) continue;
+      for (const Pair& pair : kDecodePairs) {
+        rows.push_back({operation,
+                        cpu::name_of(isa),
+                        kArchitecture,
+                        pair.first,
+                        pair.second,
+                        heads,
+                        heads,
+                        {16, 32, 64, 128, 256},
+                        0});
+      }
     }
   }
   for (int32_t i = 0; i < cpu::kIsas; ++i) {

@@ -22,6 +22,7 @@ Error check(const DecodeParams& p) {
     return "jax_mla: mla_decode's variant is " + std::to_string(p.variant) + ", this module has " +
            std::to_string(known);
   }
+  if (p.ds_mla) return "jax_mla: mla_decode on CUDA reads no fp8_ds_mla cache";
   const bool float_queries = p.q_dtype == DType::kBF16 || p.q_dtype == DType::kF16;
   const bool fp8_queries = p.q_dtype == DType::kE4M3FN, fp8_cache = p.cache_dtype == DType::kE4M3FN;
   if (!(float_queries && p.cache_dtype == p.q_dtype) && !(fp8_cache && (float_queries || fp8_queries))) {

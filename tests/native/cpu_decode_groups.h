@@ -94,6 +94,24 @@ inline void test_decode_sweep(const Device& device) {
   }
 }
 
+inline void test_decode_ds_mla(const Device& device) {
+  Random random(7);
+  double worst = 0;
+  for (int variant : variants_here()) {
+    for (DType q_type : {DType::kBF16, DType::kF16}) {
+      for (int i = 0; i < (quick ? 3 : 10); ++i) {
+        DecodeShape s = random_shape(random, variant, {q_type, DType::kE4M3FN});
+        s.ds_mla = true;
+        DecodeCase problem(s, random);
+        check_decode(problem, device, "decode", &worst);
+      }
+    }
+  }
+  char detail[64];
+  std::snprintf(detail, sizeof(detail), "worst relative error %.1e", worst);
+  report.group("decode over fp8_ds_mla", detail);
+}
+
 inline void test_decode_heads(const Device& device) {
   Random random(2);
   double worst = 0;

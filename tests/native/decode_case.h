@@ -6,12 +6,14 @@
 
 #include "kernels/decode/plan_rule.h"
 #include "kernels/entry.h"
+#include "tests/native/ds_mla.h"
 #include "tests/native/support.h"
 
 namespace mla::test {
 
 struct DecodeShape {
   DType q_type = DType::kBF16, cache_type = DType::kBF16;
+  bool ds_mla = false;  // cache_type is then kE4M3FN
   int heads = 24, page_size = 64, max_q_len = 1, tile_rows = 32, parts = 4, layers = 1, layer = 0, variant = 0;
   bool ragged = false, causal = true, pair = false, batch_invariant = false, scales = false;
   int extra_tokens = 0;      // query tokens that no request owns
@@ -27,9 +29,9 @@ struct DecodeShape {
     char line[256];
     std::snprintf(line, sizeof(line),
                   "variant %d q %s cache %s heads %d page %d q_len %d rows %d parts %d layer %d/%d%s%s%s%s%s kv",
-                  variant, name_of(q_type), name_of(cache_type), heads, page_size, max_q_len, tile_rows, parts, layer,
-                  layers, ragged ? " ragged" : "", causal ? " causal" : "", pair ? " pair" : "",
-                  batch_invariant ? " invariant" : "", scales ? " scales" : "");
+                  variant, name_of(q_type), ds_mla ? "ds_mla" : name_of(cache_type), heads, page_size, max_q_len,
+                  tile_rows, parts, layer, layers, ragged ? " ragged" : "", causal ? " causal" : "",
+                  pair ? " pair" : "", batch_invariant ? " invariant" : "", scales ? " scales" : "");
     return line + lens;
   }
 };
@@ -67,8 +69,8 @@ class DecodeCase {
       rope = Array(s.q_type, int64_t{tokens} * s.heads * kRope);
       rope.fill_random(random, 0, rope.count());
     }
-    cache = Array(s.cache_type, int64_t{s.layers} * pages * s.page_size * kWidth);
-    cache.fill_nan();
+    cache = Array(s.cache_type, int64_t{s.layers} * pages * s.page_size * (s.ds_mla ? kDsMlaBytes : kWidth));
+    if (!s.ds_mla) cache.fill_nan();
     layer = s.layer;
     for (int i = 0; i < s.layers; ++i) k_scale.push_back(s.scales ? 0.5f + 0.25f * i : 1.0f);
     if (s.scales) q_scale = 1.5f;
@@ -85,8 +87,10 @@ class DecodeCase {
         const bool used = i * s.page_size < length;
         page_table.push_back(used ? order[next++] : choose(random, {nan_page, -1, pages, INT32_MAX, INT32_MIN}));
         if (!used || layer < 0 || layer >= s.layers) continue;
-        const int64_t first = (int64_t{layer} * pages + page_table.back()) * s.page_size * kWidth;
-        cache.fill_random(random, first, first + int64_t{std::min(s.page_size, length - i * s.page_size)} * kWidth);
+        const int64_t first = (int64_t{layer} * pages + page_table.back()) * s.page_size;
+        const int64_t end = first + std::min(s.page_size, length - i * s.page_size);
+        if (!s.ds_mla) cache.fill_random(random, first * kWidth, end * kWidth);
+        for (int64_t token = first; token < end && s.ds_mla; ++token) fill_ds_mla(cache, random, token);
       }
     }
     out = Array(out_type(), int64_t{tokens} * s.heads * kLatent);
@@ -140,7 +144,7 @@ class DecodeCase {
     p.kv_lens = kv_lens.data();
     p.cu_q_lens = s.ragged ? cu_q_lens.data() : nullptr;
     p.q_scale = s.scales && is_fp8(s.q_type) ? &q_scale : nullptr;
-    const bool fp8 = is_fp8(s.cache_type);
+    const bool fp8 = is_fp8(s.cache_type) && !s.ds_mla;
     p.k_scale = s.scales && fp8 ? k_scale.data() : nullptr;
     p.plan = plan();
     p.out = out.data();
@@ -159,6 +163,7 @@ class DecodeCase {
     p.variant = s.variant;
     p.scale = scale;
     p.causal = s.causal;
+    p.ds_mla = s.ds_mla;
     p.q_dtype = s.q_type;
     p.cache_dtype = s.cache_type;
     p.out_dtype = out_type();
@@ -190,7 +195,7 @@ class DecodeCase {
   std::string compare(double out_tolerance, double lse_tolerance, double* worst) const {
     const DecodeShape& s = shape;
     std::vector<bool> owned(tokens, false);
-    const bool fp8 = is_fp8(s.cache_type);
+    const bool fp8 = is_fp8(s.cache_type) && !s.ds_mla;
     const bool has_layer = layer >= 0 && layer < s.layers;
     const double k_factor = fp8 && s.scales && has_layer ? k_scale[layer] : 1;
     const double q_factor = is_fp8(s.q_type) && s.scales ? q_scale : 1;
@@ -205,9 +210,11 @@ class DecodeCase {
       for (int64_t j = 0; j < reach; ++j) {
         const int64_t slot = slot_of(b, j);
         masked.push_back(slot < 0);
+        const int64_t token = int64_t{layer} * pages * s.page_size + slot;
         for (int c = 0; c < kWidth; ++c) {
-          keys.push_back(slot < 0 ? 0
-                                  : k_factor * cache.at((int64_t{layer} * pages * s.page_size + slot) * kWidth + c));
+          keys.push_back(slot < 0   ? 0
+                         : s.ds_mla ? ds_mla_at(cache, token, c)
+                                    : k_factor * cache.at(token * kWidth + c));
         }
       }
       for (int64_t i = 0; i < std::min<int64_t>(n, s.max_q_len); ++i) {

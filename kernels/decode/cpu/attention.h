@@ -1,8 +1,10 @@
-// What decode hands to the attention kernels: one work item whose every number was clamped to the shapes.
+// What decode and sparse decode hand to the attention kernels: one work item whose every number was clamped to the
+// shapes.
 #pragma once
 
 #include <cstdint>
 
+#include "kernels/cpu/isa.h"
 #include "kernels/params.h"
 
 namespace mla::cpu {
@@ -12,8 +14,10 @@ struct AttentionItem {
   const void* q_rope;
   int64_t q_latent_stride;  // elements from row to row
   int64_t q_rope_stride;
-  const void* cache;          // [pages, P, D], the layer's
+  const void* cache;          // [pages, P, D], the layer's; where ds_mla [pages, P, 656] bytes
+  const int32_t* slots;       // [kv_end]: where the tokens lie, all of them in the cache; null: page_table says it
   const int32_t* page_table;  // [max_pages], the request's
+  const float* sink;          // [rows]: natural-log logits that join the denominators and not lse; null: none
   void* out;                  // [rows, L] in out_dtype
   float* lse;                 // [rows]
   int64_t pages;
@@ -26,6 +30,7 @@ struct AttentionItem {
   int32_t page_size;
   float score_scale;  // scores become exponents of 2
   float value_scale;  // of the output
+  bool ds_mla;        // 512 e4m3fn values, 4 fp32 scales, one for each 128, 64 bf16 rope values; cache_dtype kE4M3FN
   DType q_dtype;
   DType cache_dtype;
   DType out_dtype;
@@ -46,5 +51,8 @@ extern const AttentionKernel kAvx512Attention;
 extern const AttentionKernel kAvx512Bf16Attention;
 extern const AttentionKernel kAmxAttention;
 #endif
+
+// What an instruction set runs for these dtypes.
+const AttentionKernel& attention_kernel(Isa isa, DType q, DType cache);
 
 }  // namespace mla::cpu

@@ -82,6 +82,30 @@ struct BFloat16Pairs : PairUnits {
     }
   }
 
+  // e4m3 times its group's scale, rounded to bf16; the rope is bf16 already.
+  static void stage_ds_mla(const BlockTokens& block, W& w) {
+    const E4M3Table table = E4M3Table::make<DType::kE4M3FN>();
+    for (int32_t t = 0; t < block.count; ++t) {
+      const char* const source = block.address[t];
+      if (source == nullptr) continue;
+      Unit* const target = w.staged + t * W::kUnits;
+      for (int64_t group = 0; group < kLatent / kDsMlaGroup; ++group) {
+        const __m512 scale = _mm512_set1_ps(ds_mla_scale(source, group));
+        for (int64_t i = group * kDsMlaGroup; i < (group + 1) * kDsMlaGroup; i += 32) {
+          const __m512i codes = table.operator()<DType::kE4M3FN>(load_bits<__m256i>(source + i));
+          const auto widened = [](__m256i half) {
+            return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+          };
+          const __m512 low = _mm512_mul_ps(widened(_mm512_castsi512_si256(codes)), scale);
+          const __m512 high = _mm512_mul_ps(widened(_mm512_extracti64x4_epi64(codes, 1)), scale);
+          _mm512_storeu_si512(target + i / 2, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low)));
+        }
+      }
+      memcpy(target + kLatent / 2, source + kDsMlaRope, 2 * kRope);
+      w.keys[t] = target;
+    }
+  }
+
   // Weaves two tokens' latents into pairs.
   static MLA_INLINE void weave(const Unit* even, const Unit* odd, Unit* target) {
     const auto index = [](int first) {
@@ -103,7 +127,11 @@ struct BFloat16Pairs : PairUnits {
       const bool in_place = block.address[t] != nullptr && item.cache_dtype == DType::kBF16;
       w.keys[t] = in_place ? reinterpret_cast<const Unit*>(block.address[t]) : w.zeros;
     }
-    if (item.cache_dtype == DType::kE4M3FN) stage_fp8<DType::kE4M3FN>(block, w);
+    if (item.ds_mla) {
+      stage_ds_mla(block, w);
+    } else if (item.cache_dtype == DType::kE4M3FN) {
+      stage_fp8<DType::kE4M3FN>(block, w);
+    }
     if (item.cache_dtype == DType::kE4M3FNUZ) stage_fp8<DType::kE4M3FNUZ>(block, w);
     for (int32_t i = 0; i < W::kValueRows; ++i) {
       w.values[i] = w.value_rows + i * kAccumulatorStride;

@@ -32,16 +32,35 @@ struct BlockTokens {
   bool whole;  // none is masked
 };
 
+// Of a token in fp8_ds_mla: the scale of a group of its latent, and where its rope begins.
+constexpr int64_t kDsMlaRope = kDsMlaBytes - 2 * kRope;
+
+MLA_INLINE float ds_mla_scale(const char* token, int64_t group) {
+  float scale;
+  memcpy(&scale, token + kLatent + group * sizeof(scale), sizeof(scale));
+  return scale;
+}
+
 // Tokens of the block from `first` on: many where all rows see them, few where the causal limit falls among them.
 MLA_INLINE int32_t block_tokens(int64_t first, int32_t common_end) {
   return first + kWorkTokens <= common_end ? kWorkTokens : kBlockTokens;
 }
 
+MLA_INLINE int64_t token_bytes_of(const AttentionItem& item) {
+  return item.ds_mla ? kDsMlaBytes : kWidth * bytes_of(item.cache_dtype);
+}
+
 inline void locate(const AttentionItem& item, int64_t first, int32_t tokens, int32_t end, BlockTokens& block) {
-  const int64_t token_bytes = kWidth * bytes_of(item.cache_dtype);
+  const int64_t token_bytes = token_bytes_of(item);
   block.first = static_cast<int32_t>(first);
   block.count = first < end ? smaller(tokens, static_cast<int32_t>(end - first)) : 0;
   block.whole = true;
+  for (int32_t t = block.count; t < kWorkTokens; ++t) block.address[t] = nullptr;
+  if (item.slots != nullptr) {
+    const auto* const cache = static_cast<const char*>(item.cache);
+    for (int32_t t = 0; t < block.count; ++t) block.address[t] = cache + item.slots[first + t] * token_bytes;
+    return;
+  }
   int64_t page_index = first / item.page_size;
   auto offset = static_cast<int32_t>(first % item.page_size);
   for (int32_t t = 0; t < block.count; ++page_index, offset = 0) {
@@ -53,7 +72,6 @@ inline void locate(const AttentionItem& item, int64_t first, int32_t tokens, int
     const int32_t page_end = smaller(block.count - t, item.page_size - offset) + t;
     for (; t < page_end; ++t, token += token_bytes) block.address[t] = valid ? token : nullptr;
   }
-  for (int32_t t = block.count; t < kWorkTokens; ++t) block.address[t] = nullptr;
 }
 
 // ---- The two products, in register tiles.
@@ -63,7 +81,7 @@ constexpr int64_t kLineUnits = 16;  // of a cache line
 // Asks for a line of each of some tokens of the next block, so that memory works while this block is multiplied.
 template <int kTokens, typename W>
 MLA_INLINE void prefetch_next(const W& w, int32_t token, int64_t unit) {
-  if (w.next == nullptr) return;
+  if (w.next == nullptr || unit * w.next_unit_bytes >= w.next_token_bytes) return;
   for (int t = 0; t < kTokens; ++t) {
     // In integers, since a masked token's address is null, which a prefetch may be near and a pointer may not.
     const auto address = reinterpret_cast<uintptr_t>(w.next[token + t]) + unit * w.next_unit_bytes;
@@ -206,7 +224,8 @@ inline void reset(const AttentionItem& item, W& w) {
     w.row_max[row] = -__builtin_inff();
     w.row_sum[row] = 0;
   }
-  w.next_unit_bytes = kWidth * bytes_of(item.cache_dtype) / W::kUnits;
+  w.next_token_bytes = token_bytes_of(item);
+  w.next_unit_bytes = (w.next_token_bytes + W::kUnits - 1) / W::kUnits;
   memset(w.accumulator, 0, w.rows * kAccumulatorStride * sizeof(float));
   memset(w.zeros, 0, W::kUnits * sizeof(*w.zeros));
 }
@@ -217,7 +236,9 @@ inline void finish(const AttentionItem& item, const W& w) {
     const bool empty = w.row_max[row] == -__builtin_inff() && w.row_sum[row] == 0;
     constexpr float kLog2 = 0.693147180559945f;
     item.lse[row] = empty ? -__builtin_inff() : w.row_max[row] * kLog2 + __builtin_logf(w.row_sum[row]);
-    const Float scale = broadcast(empty ? 0.0f : item.value_scale / w.row_sum[row]);
+    float denominator = w.row_sum[row];
+    if (item.sink != nullptr) denominator += __builtin_expf(item.sink[row] - w.row_max[row] * kLog2);
+    const Float scale = broadcast(empty ? 0.0f : item.value_scale / denominator);
     const float* const source = w.accumulator + row * kAccumulatorStride;
     with_dtype(item.out_dtype, [&](auto type) {
       constexpr DType kType = decltype(type)::kValue;

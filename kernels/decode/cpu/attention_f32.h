@@ -31,8 +31,31 @@ struct Float32 : FloatUnits {
     });
   }
 
+  // n values of one dtype, multiplied with their scale.
+  template <DType kType>
+  static MLA_INLINE void convert(const char* source, int64_t n, float scale, float* target) {
+    for (int64_t i = 0; i < n; i += kLanes)
+      store(target + i, load_as_float<kType>(source + i * bytes_of(kType)) * scale);
+  }
+
+  static void stage_ds_mla(const BlockTokens& block, W& w) {
+    for (int32_t t = 0; t < kWorkTokens; ++t) {
+      const char* const source = block.address[t];
+      w.keys[t] = w.values[t] = w.zeros;
+      if (source == nullptr) continue;
+      Unit* const target = w.staged + t * W::kUnits;
+      for (int64_t group = 0; group < kLatent / kDsMlaGroup; ++group) {
+        convert<DType::kE4M3FN>(source + group * kDsMlaGroup, kDsMlaGroup, ds_mla_scale(source, group),
+                                target + group * kDsMlaGroup);
+      }
+      convert<DType::kBF16>(source + kDsMlaRope, kRope, 1.0f, target + kLatent);
+      w.keys[t] = w.values[t] = target;
+    }
+  }
+
   // An fp32 cache is used where it lies, another one converted.
   static void stage(const AttentionItem& item, const BlockTokens& block, W& w) {
+    if (item.ds_mla) return stage_ds_mla(block, w);
     with_dtype(item.cache_dtype, [&](auto type) {
       constexpr DType kType = decltype(type)::kValue;
       for (int32_t t = 0; t < kWorkTokens; ++t) {

@@ -16,23 +16,6 @@ using cpu::AttentionItem;
 using cpu::AttentionKernel;
 using cpu::Isa;
 
-[[maybe_unused]] bool fits_bf16(DType type) { return cpu::size_of(type) == 1 || type == DType::kBF16; }
-
-// fp16 and fp32 keep more than bf16 holds: the sets whose bf16 kernels come first run those in fp32.
-const AttentionKernel& kernel_of([[maybe_unused]] Isa isa, [[maybe_unused]] DType q, [[maybe_unused]] DType cache) {
-#if defined(__x86_64__)
-  const bool bf16 = fits_bf16(q) && fits_bf16(cache);
-  switch (isa) {
-    case Isa::kAmx: return bf16 ? cpu::kAmxAttention : cpu::kAvx512Attention;
-    case Isa::kAvx512Bf16: return bf16 ? cpu::kAvx512Bf16Attention : cpu::kAvx512Attention;
-    case Isa::kAvx512: return cpu::kAvx512Attention;
-    case Isa::kAvx2: return cpu::kAvx2Attention;
-    case Isa::kPortable: break;
-  }
-#endif
-  return cpu::kPortableAttention;
-}
-
 // Clamps a work item to the shapes; false where nothing is left of it.
 bool clamp_item(const DecodeParams& p, const WorkItem& work, AttentionItem& item) {
   const DecodePlan& plan = p.plan;
@@ -50,14 +33,16 @@ bool clamp_item(const DecodeParams& p, const WorkItem& work, AttentionItem& item
   const int32_t layer = cpu::layer_of(p);
   const int64_t row = request.first_token * p.heads + first_row;
   const int64_t q_size = cpu::size_of(p.q_dtype);
-  const int64_t layer_bytes = p.pages * p.page_size * kWidth * cpu::size_of(p.cache_dtype);
+  const int64_t token_bytes = p.ds_mla ? kDsMlaBytes : kWidth * cpu::size_of(p.cache_dtype);
 
   item.q_latent = static_cast<const char*>(p.q_latent) + row * p.q_latent_stride * q_size;
   item.q_rope = static_cast<const char*>(p.q_rope) + row * p.q_rope_stride * q_size;
   item.q_latent_stride = p.q_latent_stride;
   item.q_rope_stride = p.q_rope_stride;
-  item.cache = static_cast<const char*>(p.cache) + layer * layer_bytes;
+  item.cache = static_cast<const char*>(p.cache) + layer * p.pages * p.page_size * token_bytes;
+  item.slots = nullptr;
   item.page_table = p.page_table + int64_t{b} * p.max_pages;
+  item.sink = nullptr;
   item.pages = p.pages;
   item.first_limit = p.causal ? kv_len - request.declared + 1 : kv_len;
   item.kv_begin = std::max(work.kv_begin, 0);
@@ -66,6 +51,7 @@ bool clamp_item(const DecodeParams& p, const WorkItem& work, AttentionItem& item
   item.rows = static_cast<int32_t>(rows);
   item.heads = p.heads;
   item.page_size = p.page_size;
+  item.ds_mla = p.ds_mla;
   item.q_dtype = p.q_dtype;
   item.cache_dtype = p.cache_dtype;
   const float q_scale = p.q_scale == nullptr ? 1.0f : *p.q_scale;
@@ -106,7 +92,7 @@ Error decode(const DecodeParams& p, const Device& device) {
   Isa isa = Isa::kPortable;
   if (Error error = cpu::choose(p.variant, isa); !error.empty()) return error;
   if (cpu::layer_of(p) >= 0) {
-    const AttentionKernel& kernel = kernel_of(isa, p.q_dtype, p.cache_dtype);
+    const AttentionKernel& kernel = cpu::attention_kernel(isa, p.q_dtype, p.cache_dtype);
     std::atomic<bool> has_memory = true;
     device.parallel_for(p.plan.parts, [&](int64_t part) {
       if (!run_part(p, kernel, part)) has_memory = false;

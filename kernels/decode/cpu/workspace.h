@@ -38,7 +38,8 @@ struct Workspace {
   const Unit* keys[kWorkTokens];   // each token's row
   const Unit* values[kValueRows];  // each row of values
   const char* const* next;         // [kWorkTokens]: the next block's tokens, to prefetch; null after the last
-  int64_t next_unit_bytes;         // of the cache, for each unit here
+  int64_t next_unit_bytes;         // of the cache, for each unit here, rounded up
+  int64_t next_token_bytes;
 
   // With memory null only measures.
   int64_t carve(void* memory, int32_t item_rows) {
