@@ -9,10 +9,9 @@ import pytest
 
 from jax_mla.checkpoint import (
     INDEX,
-    find_layer,
+    Checkpoint,
     load_layer,
     published_name,
-    read_config,
     write_checkpoint,
 )
 from jax_mla.layer import HEAD_AXIS, LayerConfig
@@ -57,7 +56,8 @@ def test_round_trip(tmp_path, dtype, prefix):
 def test_layer_across_shards_without_index(tmp_path):
     weights = random_layer()
     write_checkpoint(tmp_path, named(weights, 0), shards=4)
-    files = {tensor.file.name for tensor in find_layer(tmp_path, 0).values()}
+    checkpoint = Checkpoint(tmp_path)
+    files = {checkpoint.find(0, name).file.name for name in weights}
     assert len(files) == 2
     (tmp_path / INDEX).unlink()
     loaded = load_layer(tmp_path, 0, CONFIG)
@@ -107,14 +107,6 @@ def test_parts_of_all_devices_make_the_whole(tmp_path, devices):
             assert same_bits(joined, weights[name])
         else:
             assert all(same_bits(part[name], weights[name]) for part in parts)
-
-
-@pytest.mark.parametrize(("devices", "heads"), [(1, 8), (4, 2)])
-def test_geometry_from_shapes(tmp_path, devices, heads):
-    write_checkpoint(tmp_path, named(random_layer(), 5))
-    config = read_config(tmp_path, 5, devices=devices)
-    assert config == LayerConfig(48, 8, devices, 40)
-    assert config.heads == heads
 
 
 def with_shape(name, shape, dtype=BF16):
