@@ -1,4 +1,4 @@
-"""``python -m jax_mla demo``: Kimi-K3's attention layers prefill and decode a batch, and are checked in float64.
+"""``python -m jax_mla demo``: MLA layers, Kimi-K3's or a checkpoint's, prefill and decode, checked in float64.
 
 Each geometry (all heads, or the share of one of 4 or 8 devices) loads its part of a checkpoint, prefills prompts of
 different lengths into scattered pages of a cache that holds NaN everywhere else, and decodes with one compiled step
@@ -7,7 +7,7 @@ and each step's output, normalised and with noise in place of a sampled token, i
 """
 
 import argparse
-import sys
+import json
 import tempfile
 import time
 from functools import partial
@@ -20,10 +20,11 @@ import numpy as np
 
 from jax_mla import layer as mla
 from jax_mla.cache import allocate_cache, slots
-from jax_mla.checkpoint import load_layer, published_name, read_config, write_checkpoint
+from jax_mla.checkpoint import load_layer, published_name, write_checkpoint
 from jax_mla.decode import plan_decode
 from jax_mla.dispatch import explain
 from jax_mla.layer import LayerConfig, LayerParams
+from jax_mla.progress import show
 
 PAGE = 64
 TOLERANCE = 1e-2  # relative, of results in bf16
@@ -102,13 +103,13 @@ class State(NamedTuple):
 
 def _run(arguments: argparse.Namespace, directory: Path, layers: list[int], heads: int) -> Result:
     """One geometry, from the checkpoint to the check."""
-    num_heads = read_config(directory, layers[0]).num_heads
+    num_heads = LayerConfig.from_json(directory).num_heads
     if heads < 1 or num_heads % heads:
         raise ValueError(f"--heads is {heads}; expected a divisor of the checkpoint's {num_heads}")
-    config = read_config(directory, layers[0], devices=num_heads // heads)
+    config = LayerConfig.from_json(directory, devices=num_heads // heads)
     weights = [load_layer(directory, layer, config) for layer in layers]
     params = tuple(mla.absorb(weight, config) for weight in weights)
-    print(f"\n{heads} heads (Kimi-K3 on {config.devices} device{'s' * (config.devices > 1)}, this one's share)")
+    print(f"\n{heads} heads ({num_heads} on {config.devices} device{'s' * (config.devices > 1)}, this one's share)")
     for operation in ("mla_decode", "update_cache", "mla_prefill", "pack_kv"):
         name = arguments.implementation if operation == "mla_decode" else None
         print(f"  {operation:12} {explain(operation, num_heads=heads, implementation=name)}")
@@ -134,7 +135,7 @@ def _run(arguments: argparse.Namespace, directory: Path, layers: list[int], head
     place = "in place" if state.cache.unsafe_buffer_pointer() == address else "by copies"
     print(f"  decoded {arguments.steps} tokens a sequence: {decode_rate:.0f} tokens/s, cache updated {place}")
 
-    error = _check(rows + decoded, weights, np.asarray(state.cache), page_table, config.rms_norm_eps)
+    error = _check(rows + decoded, weights, np.asarray(state.cache), page_table, config)
     result = Result(heads, prefill_rate, decode_rate, error, curve)
     print(f"  sampled rows against float64: relative error {error:.1e}, {'PASS' if result.passed else 'FAIL'}")
     return result
@@ -146,6 +147,7 @@ def _write_small_checkpoint(directory: Path, seed: int) -> None:
         for name, weight in mla.init_weights(key, SMALL).items():
             tensors["language_model." + published_name(layer, name)] = weight
     write_checkpoint(directory, tensors)
+    (directory / "config.json").write_text(json.dumps(SMALL.to_json(), indent=2) + "\n")
 
 
 def _scatter_pages(lengths: np.ndarray, generator: np.random.Generator) -> tuple[np.ndarray, int]:
@@ -178,11 +180,12 @@ def _prefill(
 ) -> tuple[State, list[Rows], float]:
     """All prompts in one call. Returns the state after them, two rows of each prompt, and seconds without compiling."""
 
-    def forward(params, slot_mapping, cu_q_lens, x, cache):
+    def forward(params, positions, slot_mapping, cu_q_lens, x, cache):
         inputs, outputs = [], []
         for layer, layer_params in enumerate(params):
             inputs.append(_normalised(x, config))
-            y, cache = mla.prefill(layer_params, config, inputs[-1], cache, slot_mapping, cu_q_lens, layer=layer)
+            batch = (inputs[-1], cache, slot_mapping, cu_q_lens)
+            y, cache = mla.prefill(layer_params, config, *batch, positions=positions, layer=layer)
             outputs.append(y)
             x = x + y
         return x, cache, jnp.stack(inputs), jnp.stack(outputs)
@@ -193,9 +196,10 @@ def _prefill(
     ends = np.cumsum(prompts)
     cu_q_lens = jnp.asarray([0, *ends], jnp.int32)
     x = jax.random.normal(key, (ends[-1], config.hidden_size), jnp.bfloat16)
-    compiled = _compile(forward, 4, params, slot_mapping, cu_q_lens, x, cache)
+    operands = (params, jnp.asarray(positions), slot_mapping, cu_q_lens, x, cache)
+    compiled = _compile(forward, 5, *operands)
     started = time.perf_counter()
-    x, cache, inputs, outputs = jax.block_until_ready(compiled(params, slot_mapping, cu_q_lens, x, cache))
+    x, cache, inputs, outputs = jax.block_until_ready(compiled(*operands))
     seconds = time.perf_counter() - started
 
     rows = []
@@ -230,6 +234,7 @@ def _step(
             page_table,
             kv_lens,
             slot_mapping,
+            positions=state.kv_lens[:, None],
             layer=layer,
             plan=plan,
             implementation=implementation,
@@ -255,23 +260,18 @@ def _decode(
             jax.block_until_ready(state)
             now = time.perf_counter()
             rate = len(prompts) * (i + 1 - begin) / (now - since)
-            _show_progress(f"  {heads} heads: step {i + 1}/{steps}, {rate:.0f} tokens/s", last=i + 1 == steps)
+            show(f"  {heads} heads: step {i + 1}/{steps}, {rate:.0f} tokens/s", last=i + 1 == steps)
             curve.append((i + 1, rate))
             begin, since = i + 1, now
     return state, rows, curve
 
 
-def _show_progress(text: str, *, last: bool) -> None:
-    """To stderr: one line that is rewritten in a terminal, a line each elsewhere."""
-    if sys.stderr.isatty():
-        text, end = f"\r{text}\x1b[K", "\n" if last else ""
-    else:
-        end = "\n"
-    print(text, end=end, file=sys.stderr, flush=True)
-
-
 def _check(
-    rows: list[Rows], weights: list[dict[str, np.ndarray]], cache: np.ndarray, page_table: np.ndarray, eps: float
+    rows: list[Rows],
+    weights: list[dict[str, np.ndarray]],
+    cache: np.ndarray,
+    page_table: np.ndarray,
+    config: LayerConfig,
 ) -> float:
     """Error of the sampled rows: full attention over the stored latents, unabsorbed, in float64 NumPy.
 
@@ -284,7 +284,7 @@ def _check(
             length = max(row.positions[b] for row in rows) + 1
             pages = cache[layer, page_table[b][page_table[b] >= 0]]
             latents = np.asarray(pages.reshape(-1, cache.shape[-1])[:length], np.float64)
-            attend = _oracle(wide, latents, eps)
+            attend = _oracle(wide, latents, config)
             for row in rows:
                 expected = attend(np.asarray(row.inputs[layer, b], np.float64), row.positions[b])
                 found = (latents[row.positions[b]], np.asarray(row.outputs[layer, b], np.float64))
@@ -293,11 +293,21 @@ def _check(
     return float(np.max(np.sqrt(squares[:, 0] / squares[:, 1])))
 
 
-def _oracle(w: dict[str, np.ndarray], latents: np.ndarray, eps: float) -> Any:
+def _oracle(w: dict[str, np.ndarray], latents: np.ndarray, config: LayerConfig) -> Any:
     """attend(x [M], position) -> the latent row [576] that x should have stored, and the attention's output [M]."""
 
     def rms_norm(x, weight):
-        return x / np.sqrt(np.mean(x * x) + eps) * weight
+        return x / np.sqrt(np.mean(x * x) + config.rms_norm_eps) * weight
+
+    def rotated(x, position):
+        """Pairs of columns as complex numbers, turned."""
+        rope = config.rope
+        if rope is None:
+            return x
+        pairs = x.reshape(*x.shape[:-1], 32, 2) if rope.interleaved else np.stack(np.split(x, 2, axis=-1), -1)
+        turned = (pairs[..., 0] + 1j * pairs[..., 1]) * np.exp(1j * position * rope.frequencies) * rope.magnitude
+        pairs = (turned.real, turned.imag)
+        return np.stack(pairs, -1).reshape(x.shape) if rope.interleaved else np.concatenate(pairs, -1)
 
     up = (latents[:, : mla.LATENT] @ w["kv_b_proj"].T).reshape(len(latents), -1, mla.NOPE + mla.VALUE)
     nope, value, rope = up[..., : mla.NOPE], up[..., mla.NOPE :], latents[:, mla.LATENT :]
@@ -305,14 +315,16 @@ def _oracle(w: dict[str, np.ndarray], latents: np.ndarray, eps: float) -> Any:
     def attend(x, position):
         seen = slice(position + 1)
         joint = w["kv_a_proj_with_mqa"] @ x
-        stored = np.concatenate([rms_norm(joint[: mla.LATENT], w["kv_a_layernorm"]), joint[mla.LATENT :]])
-        q = w["q_b_proj"] @ rms_norm(w["q_a_proj"] @ x, w["q_a_layernorm"])
+        latent, key = rms_norm(joint[: mla.LATENT], w["kv_a_layernorm"]), rotated(joint[mla.LATENT :], position)
+        q = w["q_proj"] @ x if "q_proj" in w else w["q_b_proj"] @ rms_norm(w["q_a_proj"] @ x, w["q_a_layernorm"])
         q = q.reshape(-1, mla.HEAD_DIM)
-        scores = np.einsum("hd,nhd->hn", q[:, : mla.NOPE], nope[seen]) + q[:, mla.NOPE :] @ rope[seen].T
-        p = np.exp(mla.SCALE * (scores - scores.max(axis=1, keepdims=True)))
+        scores = (
+            np.einsum("hd,nhd->hn", q[:, : mla.NOPE], nope[seen]) + rotated(q[:, mla.NOPE :], position) @ rope[seen].T
+        )
+        p = np.exp(config.scale * (scores - scores.max(axis=1, keepdims=True)))
         attended = np.einsum("hn,nhv->hv", p / p.sum(axis=1, keepdims=True), value[seen])
-        gate = 1 / (1 + np.exp(-(w["g_proj"] @ x)))
-        return stored, w["o_proj"] @ (attended.reshape(-1) * gate)
+        gate = 1 / (1 + np.exp(-(w["g_proj"] @ x))) if "g_proj" in w else 1
+        return np.concatenate([latent, key]), w["o_proj"] @ (attended.reshape(-1) * gate)
 
     return attend
 

@@ -9,10 +9,11 @@ import pytest
 
 from jax_mla.checkpoint import (
     INDEX,
-    find_layer,
+    Checkpoint,
+    attention_layers,
     load_layer,
+    load_layers,
     published_name,
-    read_config,
     write_checkpoint,
 )
 from jax_mla.layer import HEAD_AXIS, LayerConfig
@@ -57,7 +58,8 @@ def test_round_trip(tmp_path, dtype, prefix):
 def test_layer_across_shards_without_index(tmp_path):
     weights = random_layer()
     write_checkpoint(tmp_path, named(weights, 0), shards=4)
-    files = {tensor.file.name for tensor in find_layer(tmp_path, 0).values()}
+    checkpoint = Checkpoint(tmp_path)
+    files = {checkpoint.find(0, name).file.name for name in weights}
     assert len(files) == 2
     (tmp_path / INDEX).unlink()
     loaded = load_layer(tmp_path, 0, CONFIG)
@@ -107,14 +109,6 @@ def test_parts_of_all_devices_make_the_whole(tmp_path, devices):
             assert same_bits(joined, weights[name])
         else:
             assert all(same_bits(part[name], weights[name]) for part in parts)
-
-
-@pytest.mark.parametrize(("devices", "heads"), [(1, 8), (4, 2)])
-def test_geometry_from_shapes(tmp_path, devices, heads):
-    write_checkpoint(tmp_path, named(random_layer(), 5))
-    config = read_config(tmp_path, 5, devices=devices)
-    assert config == LayerConfig(48, 8, devices, 40)
-    assert config.heads == heads
 
 
 def with_shape(name, shape, dtype=BF16):
@@ -217,3 +211,143 @@ def test_reads_no_more_than_the_part(tmp_path, monkeypatch):
     config = LayerConfig(48, 8, 4, 40)
     load_layer(tmp_path, 0, config, rank=3)
     assert sum(copied) == sum(2 * np.prod(shape) for shape in config.weight_shapes.values())
+
+
+def quantised(weights, config=CONFIG, seed=0):
+    """Projections as e4m3 with random scales of each block, named as published, and their products in float64."""
+    generator = np.random.default_rng(seed)
+    tensors, products = {}, {}
+    for name, weight in weights.items():
+        tensors[published_name(0, name)] = weight
+        if weight.ndim == 2:
+            e4m3 = weight.astype(ml_dtypes.float8_e4m3fn)
+            scales = generator.uniform(0.1, 3, [-(-size // 128) for size in weight.shape]).astype(np.float32)
+            tensors[published_name(0, name)] = e4m3
+            tensors[published_name(0, name, "weight_scale_inv")] = scales
+            spread = np.kron(scales, np.ones((128, 128)))[: weight.shape[0], : weight.shape[1]]
+            products[name] = e4m3.astype(np.float64) * spread
+    return tensors, products
+
+
+WIDE = LayerConfig(hidden_size=200, num_heads=8, q_lora_rank=130)  # no multiples of 128
+
+
+@pytest.mark.parametrize("devices", [1, 2, 8])
+def test_fp8_weights_times_their_scales(tmp_path, devices):
+    """Each rank's part, also where the cut goes through a block (one head has 192 rows of q_b_proj)."""
+    weights = random_layer(config=WIDE)
+    tensors, products = quantised(weights)
+    write_checkpoint(tmp_path, tensors)
+    config = LayerConfig(200, 8, devices, 130)
+    parts = [load_layer(tmp_path, 0, config, rank=rank) for rank in range(devices)]
+    for name, shape in config.weight_shapes.items():
+        assert all(part[name].shape == shape for part in parts)
+        axis = HEAD_AXIS.get(name)
+        got = parts[-1][name] if axis is None else np.concatenate([part[name] for part in parts], axis=axis)
+        if name in products:
+            assert got.dtype == np.float32
+            np.testing.assert_allclose(got, products[name], rtol=1e-7)
+        else:
+            assert same_bits(got, weights[name])
+
+
+def test_fp8_values_by_hand(tmp_path):
+    """kv_a_proj_with_mqa has 4.5 blocks of rows: the last scale counts for 64 rows."""
+    tensors, _ = quantised(random_layer())
+    name = "kv_a_proj_with_mqa"
+    tensors[published_name(0, name)] = np.full((576, 48), 0x40, np.uint8).view(ml_dtypes.float8_e4m3fn)  # 2.0
+    tensors[published_name(0, name, "weight_scale_inv")] = np.float32([[0.5], [1], [2], [3], [-4]])
+    write_checkpoint(tmp_path, tensors)
+    got = load_layer(tmp_path, 0, CONFIG)[name]
+    want = np.repeat(np.float32([1, 2, 4, 6, -8]), [128, 128, 128, 128, 64])
+    np.testing.assert_array_equal(got, np.repeat(want[:, None], 48, axis=1))
+
+
+def test_reads_no_more_than_the_part_of_fp8(tmp_path, monkeypatch):
+    tensors, _ = quantised(random_layer())
+    write_checkpoint(tmp_path, tensors)
+    copied = []
+    copy = np.array
+    monkeypatch.setattr(
+        "jax_mla.checkpoint.np.array", lambda view, **kwargs: (copied.append(view.nbytes), copy(view, **kwargs))[1]
+    )
+    config = LayerConfig(48, 8, 4, 40)
+    load_layer(tmp_path, 0, config, rank=3)
+    widths = {1: 2, 2: 1}  # norms in bf16, projections in e4m3
+    assert sum(copied) == sum(widths[len(shape)] * np.prod(shape) for shape in config.weight_shapes.values())
+
+
+SCALE_NAME = "model.layers.0.self_attn.q_b_proj.weight_scale_inv"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda tensors: {name: array for name, array in tensors.items() if name != SCALE_NAME},
+            r"safetensors: tensor 'model.layers.0.self_attn.q_b_proj.weight' is F8_E4M3 and needs its scales: .*"
+            r"expected one tensor named \[prefix.\]model.layers.0.self_attn.q_b_proj.weight_scale_inv; found none",
+        ),
+        (
+            lambda tensors: tensors | {SCALE_NAME: np.ones((12, 2), np.float32)},
+            r"safetensors: tensor 'model.layers.0.self_attn.q_b_proj.weight_scale_inv' has shape \[12, 2\] in F32; "
+            r"expected \[12, 1\] for one scale for each 128 x 128 block of the weight",
+        ),
+        (
+            lambda tensors: tensors | {SCALE_NAME: np.ones((12, 1), BF16)},
+            r"safetensors: tensor '\S+q_b_proj.weight_scale_inv' has dtype BF16; expected F32",
+        ),
+        (
+            lambda tensors: tensors | {published_name(0, "q_b_proj"): np.ones((100, 40), ml_dtypes.float8_e4m3fn)},
+            r"q_b_proj.weight' has shape \[100, 40\] in F8_E4M3; expected \[1536, 40\] for 8 heads",
+        ),
+        (
+            lambda tensors: tensors | {published_name(0, "q_a_layernorm"): np.ones(40, ml_dtypes.float8_e4m3fn)},
+            r"q_a_layernorm.weight' has dtype F8_E4M3; expected BF16 or F16 or F32$",
+        ),
+    ],
+    ids=["no scale", "scale's shape", "scale's dtype", "weight's shape", "fp8 norm"],
+)
+def test_fp8_errors(tmp_path, change, message):
+    tensors, _ = quantised(random_layer())
+    write_checkpoint(tmp_path, change(tensors))
+    with pytest.raises(ValueError, match=message):
+        load_layer(tmp_path, 0, CONFIG)
+
+
+def test_all_layers_one_after_another(tmp_path, capsys):
+    """The MLA layers of a hybrid model; nothing is read before it is asked for."""
+    layers = {number: random_layer(number) for number in (3, 7, 10)}
+    tensors = {"model.layers.0.self_attn.q_proj.weight": np.zeros((4, 4), BF16)}  # of a linear layer
+    for number, weights in layers.items():
+        tensors |= named(weights, number, "language_model.")
+    write_checkpoint(tmp_path, tensors)
+    assert attention_layers(tmp_path) == [3, 7, 10]
+
+    iterator = load_layers(tmp_path, CONFIG)
+    assert capsys.readouterr().err == ""
+    number, loaded = next(iterator)
+    assert number == 3
+    assert capsys.readouterr().err == "layer 3, 1 of 3\n"
+    assert all(same_bits(loaded[name], layers[3][name]) for name in loaded)
+    assert [number for number, _ in iterator] == [7, 10]
+
+    part = dict(load_layers(tmp_path, LayerConfig(48, 8, 4, 40), rank=2, layers=[10], progress=False))
+    assert same_bits(part[10]["kv_b_proj"], layers[10]["kv_b_proj"][2 * 512 : 3 * 512])
+    assert capsys.readouterr().err == "layer 7, 2 of 3\nlayer 10, 3 of 3\n"
+
+    with pytest.raises(ValueError, match="rank is 9; expected 0 to 3"):
+        load_layers(tmp_path, LayerConfig(48, 8, 4, 40), rank=9)
+    with pytest.raises(ValueError, match=r"model.layers.4.self_attn.q_a_proj.weight; found none"):
+        list(load_layers(tmp_path, CONFIG, layers=[4]))
+
+
+def test_layers_without_query_latent_and_gate(tmp_path):
+    config = LayerConfig(48, 8, 1, None, gate=False)
+    weights = random_layer(config=config)
+    assert weights.keys() == {"q_proj", "kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj", "o_proj"}
+    write_checkpoint(tmp_path, named(weights, 0))
+    part = load_layer(tmp_path, 0, LayerConfig(48, 8, 8, None, gate=False), rank=7)
+    assert same_bits(part["q_proj"], weights["q_proj"][7 * 192 :])
+    with pytest.raises(ValueError, match=r"model.layers.0.self_attn.q_a_proj.weight; found none"):
+        load_layer(tmp_path, 0, CONFIG)

@@ -1,5 +1,6 @@
 """The command line: the demo's verdict and output, a checkpoint of one's own, and messages for bad arguments."""
 
+import json
 import re
 import subprocess
 import sys
@@ -20,8 +21,10 @@ SHORT = ["--steps", "5", "--batch", "2", "--prompt-tokens", "9"]
 def checkpoint(tmp_path_factory):
     """Layer 3 of a model with 12 heads, as float16 behind a prefix."""
     directory = tmp_path_factory.mktemp("checkpoint")
-    weights = init_weights(jax.random.key(1), LayerConfig(64, 12, 1, 48), "float16")
+    config = LayerConfig(64, 12, 1, 48)
+    weights = init_weights(jax.random.key(1), config, "float16")
     write_checkpoint(directory, {f"language_model.{published_name(3, name)}": w for name, w in weights.items()})
+    (directory / "config.json").write_text(json.dumps(config.to_json()))
     return directory
 
 
@@ -75,7 +78,7 @@ def test_demo_fails_on_wrong_values(checkpoint, monkeypatch, capsys):
         (["--heads", "5"], "--heads is 5; expected a divisor of the checkpoint's 12"),
         (["--steps", "0"], "--steps is 0; it has to be at least 1"),
         (
-            ["--layer", "4"],
+            ["--layer", "4", "--heads", "12"],
             r"expected one tensor named \[prefix.\]model.layers.4.self_attn.q_a_proj.weight; found none",
         ),
         (["--heads", "12", "--implementation", "gpu"], "implementation is 'gpu'; expected None, "),

@@ -30,7 +30,7 @@ def oracle(weights, x):
     n, heads = len(x), w["kv_b_proj"].shape[0] // 256
 
     def norm(a, weight):
-        return a / np.sqrt((a * a).mean(-1, keepdims=True) + 1e-5) * weight
+        return a / np.sqrt((a * a).mean(-1, keepdims=True) + 1e-6) * weight
 
     q = (norm(x @ w["q_a_proj"].T, w["q_a_layernorm"]) @ w["q_b_proj"].T).reshape(n, heads, 192)
     joint = x @ w["kv_a_proj_with_mqa"].T
