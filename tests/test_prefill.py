@@ -117,8 +117,8 @@ def test_fp8_with_scales(dtype, implementation):
         oracle.assert_attention(got, oracle.prefill(*scaled, *cu, causal=True, scale=SCALE), 4e-2)
 
 
-# Of scores of a few units, Hopper's products in e4m3 keep 14 bits of partial sums that reach 64.
-FP8_LSE = 1e-3 + SCALE / 16
+# Hopper's products in e4m3 keep 14 bits of partial sums below 64, to 2^-8: eight times that may be lost on the way.
+FP8_LSE = 1e-3 + SCALE / 32
 MIXED = "float8_e4m3fn", "bfloat16"  # queries and keys, values
 
 
