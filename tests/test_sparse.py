@@ -8,8 +8,9 @@ import jax
 import numpy as np
 import oracle
 import pytest
-from helpers import assert_same_bits
+from helpers import assert_same_bits, served, served_or_refused
 
+import jax_mla
 from jax_mla import mla_decode, mla_sparse_decode, slots
 
 OPERATION = "mla_sparse_decode"
@@ -104,10 +105,11 @@ def test_layouts(cache_dtype, implementation):
         arrays["k_scale"] = np.float32([0.3, 1.7])
     run = compiled(implementation)
     truth = oracle.sparse_decode(q, setup.cache, indices, scale=cases.SCALE, **arrays)
-    oracle.assert_attention(run(q, setup.cache, indices, **arrays), truth, 1e-2)
-    oracle.assert_attention(run(cases.split(q), setup.cache, indices, **arrays), truth, 1e-2)
-    _, lse = run(q, setup.cache, indices, **(arrays | {"layer": np.int32(2)}))
-    np.testing.assert_array_equal(np.asarray(lse), -np.inf)
+    with served_or_refused(OPERATION, implementation, q.dtype.name, cache_dtype):
+        oracle.assert_attention(run(q, setup.cache, indices, **arrays), truth, 1e-2)
+        oracle.assert_attention(run(cases.split(q), setup.cache, indices, **arrays), truth, 1e-2)
+        _, lse = run(q, setup.cache, indices, **(arrays | {"layer": np.int32(2)}))
+        np.testing.assert_array_equal(np.asarray(lse), -np.inf)
 
 
 def test_all_tokens_equal_dense_decode(implementation):
@@ -135,3 +137,149 @@ def test_empty_shapes(lead, k, implementation):
     out, lse = compiled(implementation)(q, cache, np.zeros((*lead, k), np.int32))
     assert out.shape == (*lead, 4, 512) and lse.shape == (*lead, 4)
     assert not np.any(out) and np.all(np.asarray(lse) == -np.inf)
+
+
+def test_random_calls(implementation):
+    """Shapes, dtypes, masks, lengths and sinks together; a short sequence, so that slots stand several times."""
+    rng = np.random.default_rng(11)
+    pairs = [
+        ("bfloat16", "bfloat16"),
+        ("float16", "float16"),
+        ("float32", "float32"),
+        ("bfloat16", "float8_e4m3fn"),
+        ("float16", "float8_e4m3fn"),
+        ("float8_e4m3fn", "float8_e4m3fn"),
+        ("bfloat16", cases.DS_MLA),
+        ("float16", cases.DS_MLA),
+    ]
+    run = compiled(implementation)
+    for q_dtype, cache_dtype in pairs * 2:
+        heads, k = int(rng.choice([1, 5, 16, 24, 100, 128, 144])), int(rng.choice([1, 3, 63, 65, 300]))
+        setup = Setup.make(int(rng.choice([2, 50, 300])), cache_dtype)
+        q = setup.q(3, heads, dtype=q_dtype)
+        indices = np.where(rng.random((3, k)) < rng.choice([0, 0.3, 0.9]), -1, setup.choose(3, k)).astype(np.int32)
+        arrays = {"topk_lens": rng.integers(0, k + 2, 3).astype(np.int32)}
+        arrays["sink"] = rng.standard_normal(heads).astype(np.float32)
+        if "float8" in cache_dtype:
+            arrays["k_scale"] = np.float32(rng.uniform(0.5, 1.5))
+        if "float8" in q_dtype:
+            arrays["q_scale"] = np.float32(rng.uniform(0.5, 1.5))
+        with served_or_refused(OPERATION, implementation, q_dtype, cache_dtype, heads):
+            got = run(q, setup.cache, indices, **arrays)
+            truth = oracle.sparse_decode(q, setup.cache, indices, scale=cases.SCALE, **arrays)
+            oracle.assert_attention(got, truth, cases.TOLERANCES[q_dtype])
+
+
+@pytest.mark.parametrize("heads", [1, 6, 12, 17, 31, 96, 128, 160])
+def test_head_counts(heads, implementation):
+    setup = Setup.make(100)
+    q, indices = setup.q(2, heads), setup.choose(2, 40)
+    sink = np.linspace(-3, 3, heads, dtype=np.float32)
+    got = compiled(implementation)(q, setup.cache, indices, sink=sink)
+    truth = oracle.sparse_decode(q, setup.cache, indices, scale=cases.SCALE, sink=sink)
+    oracle.assert_attention(got, truth, 1e-2)
+
+
+def test_rows_of_a_prompt(implementation):
+    """Thousands of query tokens, each with indices of its own: tokens in front of it, -1 where there are none."""
+    setup = Setup.make(1500)
+    tokens, k = 1500, 16
+    q = setup.q(tokens, 2)
+    positions = np.arange(tokens)[:, None] - setup.rng.integers(0, 40, (tokens, k))
+    indices = np.where(positions >= 0, setup.slots[np.maximum(positions, 0)], -1).astype(np.int32)
+    got = compiled(implementation)(q, setup.cache, indices)
+    oracle.assert_attention(got, oracle.sparse_decode(q, setup.cache, indices, scale=cases.SCALE), 1e-2)
+
+
+def tree_indices(slots, context, parents):
+    """[nodes, context + depth] of a tree of drafted tokens: a node sees the context, its ancestors and itself."""
+    nodes = len(parents)
+    chains = []
+    for node in range(nodes):
+        chain = [node]
+        while parents[chain[0]] >= 0:
+            chain.insert(0, parents[chain[0]])
+        chains.append(chain)
+    indices = np.full((nodes, context + max(map(len, chains))), -1, np.int32)
+    indices[:, :context] = slots[:context]
+    for node, chain in enumerate(chains):
+        indices[node, context : context + len(chain)] = slots[context + np.array(chain)]
+    return indices
+
+
+def test_chain_and_tree_of_drafted_tokens(implementation):
+    """The example of docs/sparse.md: node i lies at position context + i. A chain equals causal dense decode."""
+    inputs = cases.make(cases.DecodeCase("", (134,), q_lens=4, heads=12, padding_pages=0))
+    own = np.asarray(slots(inputs.page_table, np.arange(134, dtype=np.int32)[None], 64))[0]
+    run = compiled(implementation)
+
+    got = run(inputs.q[0], inputs.cache, tree_indices(own, 130, [-1, 0, 1, 2]))
+    want = oracle.decode(*inputs.args, scale=cases.SCALE)
+    oracle.assert_attention(got, tuple(x[0] for x in want), 1e-2)
+
+    parents = [-1, 0, 0, 1]  # two guesses after node 0, and one more after the first of them
+    got = run(inputs.q[0], inputs.cache, tree_indices(own, 130, parents))
+    rows = inputs.cache.reshape(-1, 576)
+    for node, seen in enumerate([[0], [0, 1], [0, 2], [0, 1, 3]]):
+        keys = rows[own[[*range(130), *(130 + n for n in seen)]]]
+        truth = oracle.attend(
+            oracle.as_float(inputs.q[0, node]), oracle.as_float(keys), oracle.as_float(keys[:, :512]), cases.SCALE
+        )
+        oracle.assert_attention((got[0][node], got[1][node]), truth, 1e-2)
+
+
+def test_vmap(implementation):
+    """Over queries and what is theirs, mapped or shared; not over the cache."""
+    setup = Setup.make(100)
+    q, indices = setup.q(3, 2, 12), setup.choose(3, 2, 20)
+    lens = np.array([[3, 20], [0, 7], [20, 20]], np.int32)
+    run = partial(mla_sparse_decode, scale=cases.SCALE, implementation=implementation)
+    got = jax.jit(jax.vmap(lambda q, i, n: run(q, setup.cache, i, topk_lens=n)))(q, indices, lens)
+    truth = oracle.sparse_decode(q, setup.cache, indices, scale=cases.SCALE, topk_lens=lens)
+    oracle.assert_attention(got, truth, 1e-2)
+    got = jax.jit(jax.vmap(lambda q: run(q, setup.cache, indices[0])))(q)
+    shared = np.broadcast_to(indices[0], indices.shape)
+    oracle.assert_attention(got, oracle.sparse_decode(q, setup.cache, shared, scale=cases.SCALE), 1e-2)
+    latent, rope = cases.split(q)
+    got = jax.vmap(lambda a, b, i: run((a, b), setup.cache, i))(latent, rope, indices)
+    oracle.assert_attention(got, oracle.sparse_decode(q, setup.cache, indices, scale=cases.SCALE), 1e-2)
+    caches = np.stack([setup.cache, setup.cache])
+    with pytest.raises(NotImplementedError, match="vmap of mla_sparse_decode over cache"):
+        jax.vmap(lambda c: run(q[0], c, indices[0]))(caches)
+
+
+def test_no_derivative(implementation):
+    setup = Setup.make(64)
+    q, indices = setup.q(1, 4, dtype="float32"), setup.choose(1, 5)
+    cache = np.zeros(setup.cache.shape, np.float32)
+    if not served(OPERATION, implementation, "float32", "float32"):
+        q, cache = q.astype(setup.cache.dtype), setup.cache
+
+    def loss(q):
+        return mla_sparse_decode(q, cache, indices, scale=cases.SCALE, implementation=implementation)[0].sum()
+
+    with pytest.raises(NotImplementedError, match="mla_sparse_decode has no derivative"):
+        jax.grad(loss)(q)
+
+
+def test_export_round_trip():
+    """Exported for several platforms, serialised, read back and called."""
+    setup = Setup.make(100)
+    args = setup.q(2, 24), setup.cache, setup.choose(2, 300)
+    run = compiled(None)
+    export = jax.export.export(run, platforms=("cpu", "cuda", "rocm"), disabled_checks=jax_mla.export_checks())
+    exported = export(*args)
+    assert "@jax_mla_sparse_decode" in exported.mlir_module()
+    back = jax.export.deserialize(exported.serialize())
+    with jax.default_device(jax.devices("cpu")[0]):
+        assert_same_bits(back.call(*args), run(*args))
+
+
+def test_a_row_has_the_bits_of_its_call_alone():
+    """What a CPU cuts a row into follows from the number of rows and indices, and from no other row."""
+    setup = Setup.make(300)
+    q, indices = setup.q(70, 8), setup.choose(70, 600)
+    run = compiled("cpu")
+    out, lse = run(q, setup.cache, indices)
+    order = setup.rng.permutation(70)
+    assert_same_bits(run(q[order], setup.cache, indices[order]), (np.asarray(out)[order], np.asarray(lse)[order]))

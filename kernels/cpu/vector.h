@@ -26,6 +26,7 @@ constexpr int kLanes = MLA_LANES;
 
 typedef float Float __attribute__((vector_size(4 * MLA_LANES)));
 typedef int32_t Int __attribute__((vector_size(4 * MLA_LANES)));
+typedef uint32_t Unsigned __attribute__((vector_size(4 * MLA_LANES)));
 typedef uint16_t Half __attribute__((vector_size(2 * MLA_LANES)));
 typedef uint8_t Byte __attribute__((vector_size(MLA_LANES)));
 
@@ -108,7 +109,8 @@ MLA_INLINE Float e4m3_to_float(Byte codes) {
 
 MLA_INLINE Half float_to_bfloat(Float x) {
   const Int bits = as_int(x);
-  const Int rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  const auto pattern = reinterpret_cast<Unsigned>(bits);  // a NaN's may overflow
+  const auto rounded = reinterpret_cast<Int>((pattern + 0x7fff + ((pattern >> 16) & 1)) >> 16);
   const Int quiet = (bits >> 16) | 0x40;
   return __builtin_convertvector((bits & 0x7fffffff) > 0x7f800000 ? quiet : rounded, Half);
 }
@@ -116,7 +118,8 @@ MLA_INLINE Half float_to_bfloat(Float x) {
 MLA_INLINE Half float_to_half(Float x) {
   const Int bits = as_int(x);
   const Int magnitude = bits & 0x7fffffff;
-  const Int normal = (magnitude + 0xfff + ((magnitude >> 13) & 1) - (112 << 23)) >> 13;
+  const auto pattern = reinterpret_cast<Unsigned>(magnitude);  // a NaN's may overflow
+  const Int normal = reinterpret_cast<Int>(pattern + 0xfff + ((pattern >> 13) & 1) - (112 << 23)) >> 13;
   // Adding 0.5 leaves the multiple of 2^-24 in the low bits.
   const Int subnormal = as_int(as_float(magnitude) + 0.5f) - as_int(broadcast(0.5f));
   Int result = magnitude < (113 << 23) ? subnormal : normal;

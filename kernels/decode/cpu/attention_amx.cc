@@ -53,9 +53,27 @@ struct AmxTiles : BFloat16Pairs {
     }
   }
 
+  // The sums in tiles 0 to 3, added to the scores.
+  template <bool kTwo>
+  static void add_tiles(const W& w, const UnitRange& range, int32_t token, int64_t row) {
+    constexpr int64_t kTileBytes = kTileUnits * kUnitBytes;
+    alignas(64) float sums[1 + kTwo][2 * kTileLines][kTileUnits];
+    store_tile<0>(sums[0], kTileBytes);
+    store_tile<1>(sums[0][kTileLines], kTileBytes);
+    if (kTwo) {
+      store_tile<2>(sums[kTwo], kTileBytes);
+      store_tile<3>(sums[kTwo][kTileLines], kTileBytes);
+    }
+    for (int half = 0; half <= static_cast<int>(kTwo); ++half) {
+      for (int t = 0; t < 2 * kTileLines; ++t) {
+        add_scores(w, range, token + t, row + half * kTileUnits, mla::MLA_ISA::load(sums[half][t]));
+      }
+    }
+  }
+
   // Tiles 0 to 3: sums of two tiles of tokens by one or two of rows; 4 and 5: keys; 6 and 7: queries.
   template <bool kTwo>
-  static void score_tiles(const W& w, int32_t token, int64_t row) {
+  static void score_tiles(const W& w, const UnitRange& range, int32_t token, int64_t row) {
     const int64_t stride = w.stride * kUnitBytes;
     zero_tile<0>();
     zero_tile<1>();
@@ -63,10 +81,10 @@ struct AmxTiles : BFloat16Pairs {
     zero_tile<3>();
     const Unit* const keys = w.keys[token];
     const Unit* const more_keys = w.keys[token + kTileLines];
-    for (int64_t unit = 0; unit < W::kUnits; unit += kTileUnits) {
+    for (int64_t unit = range.begin; unit < range.end; unit += kTileUnits) {
       const Unit* const queries = w.queries + unit * w.stride + row;
       if (row == 0) prefetch_next<2 * kTileLines>(w, token, unit);
-      if (unit + kTileUnits < W::kUnits) prefetch_rows<1 + kTwo>(queries + kTileUnits * w.stride, stride);
+      if (unit + kTileUnits < range.end) prefetch_rows<1 + kTwo>(queries + kTileUnits * w.stride, stride);
       load_tile<4>(keys + unit, kTokenBytes);
       load_tile<6>(queries, stride);
       multiply_tiles<0, 4, 6>();
@@ -78,6 +96,7 @@ struct AmxTiles : BFloat16Pairs {
         multiply_tiles<3, 5, 7>();
       }
     }
+    if (!range.whole) return add_tiles<kTwo>(w, range, token, row);
     float* const scores = w.scores + token * w.stride + row;
     store_tile<0>(scores, stride);
     store_tile<1>(scores + kTileLines * w.stride, stride);
@@ -88,11 +107,13 @@ struct AmxTiles : BFloat16Pairs {
   }
 
   static void scores(const W& w, int32_t vectors, int32_t tokens) {
-    for (int32_t token = 0; token < tokens; token += 2 * kTileLines) {
-      int32_t v = 0;
-      for (; v + 2 <= vectors; v += 2) score_tiles<true>(w, token, v * kTileUnits);
-      if (v < vectors) score_tiles<false>(w, token, v * kTileUnits);
-    }
+    for_unit_ranges(w, [&](const UnitRange& range) {
+      for (int32_t token = 0; token < tokens; token += 2 * kTileLines) {
+        int32_t v = 0;
+        for (; v + 2 <= vectors; v += 2) score_tiles<true>(w, range, token, v * kTileUnits);
+        if (v < vectors) score_tiles<false>(w, range, token, v * kTileUnits);
+      }
+    });
   }
 
   // Tiles 0 to 3: sums of one or two tiles of rows by two of columns; 4 and 5: probabilities; 6 and 7: values.

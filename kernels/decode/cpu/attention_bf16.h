@@ -82,27 +82,37 @@ struct BFloat16Pairs : PairUnits {
     }
   }
 
-  // e4m3 times its group's scale, rounded to bf16; the rope is bf16 already.
+  // The keys stay e4m3, which bf16 holds: the scores take the scales, so that they are as exact as the queries.
   static void stage_ds_mla(const BlockTokens& block, W& w) {
     const E4M3Table table = E4M3Table::make<DType::kE4M3FN>();
-    for (int32_t t = 0; t < block.count; ++t) {
+    for (int32_t t = 0; t < kWorkTokens; ++t) {
       const char* const source = block.address[t];
+      for (int64_t group = 0; group < kLatent / kDsMlaGroup; ++group) {
+        w.key_scales[group * kWorkTokens + t] = source == nullptr ? 0 : ds_mla_scale(source, group);
+      }
       if (source == nullptr) continue;
       Unit* const target = w.staged + t * W::kUnits;
-      for (int64_t group = 0; group < kLatent / kDsMlaGroup; ++group) {
-        const __m512 scale = _mm512_set1_ps(ds_mla_scale(source, group));
-        for (int64_t i = group * kDsMlaGroup; i < (group + 1) * kDsMlaGroup; i += 32) {
-          const __m512i codes = table.operator()<DType::kE4M3FN>(load_bits<__m256i>(source + i));
-          const auto widened = [](__m256i half) {
-            return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
-          };
-          const __m512 low = _mm512_mul_ps(widened(_mm512_castsi512_si256(codes)), scale);
-          const __m512 high = _mm512_mul_ps(widened(_mm512_extracti64x4_epi64(codes, 1)), scale);
-          _mm512_storeu_si512(target + i / 2, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low)));
-        }
+      for (int64_t i = 0; i < kLatent; i += 32) {
+        _mm512_storeu_si512(target + i / 2, table.operator()<DType::kE4M3FN>(load_bits<__m256i>(source + i)));
       }
       memcpy(target + kLatent / 2, source + kDsMlaRope, 2 * kRope);
       w.keys[t] = target;
+    }
+  }
+
+  // A token's latent with its scales, rounded to bf16.
+  static void scale_latent(const W& w, int32_t token, Unit* target) {
+    for (int64_t group = 0; group < kLatent / kDsMlaGroup; ++group) {
+      const __m512 scale = _mm512_set1_ps(w.key_scales[group * kWorkTokens + token]);
+      for (int64_t i = group * kDsMlaGroup / 2; i < (group + 1) * kDsMlaGroup / 2; i += kLanes) {
+        const auto widened = [](__m256i half) {
+          return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+        };
+        const __m512i values = load(w.keys[token] + i);
+        const __m512 low = _mm512_mul_ps(widened(_mm512_castsi512_si256(values)), scale);
+        const __m512 high = _mm512_mul_ps(widened(_mm512_extracti64x4_epi64(values, 1)), scale);
+        _mm512_storeu_si512(target + i, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low)));
+      }
     }
   }
 
@@ -135,7 +145,16 @@ struct BFloat16Pairs : PairUnits {
     if (item.cache_dtype == DType::kE4M3FNUZ) stage_fp8<DType::kE4M3FNUZ>(block, w);
     for (int32_t i = 0; i < W::kValueRows; ++i) {
       w.values[i] = w.value_rows + i * kAccumulatorStride;
-      if (2 * i < block.count) weave(w.keys[2 * i], w.keys[2 * i + 1], w.value_rows + i * kAccumulatorStride);
+      if (2 * i >= block.count) continue;
+      Unit* const target = w.value_rows + i * kAccumulatorStride;
+      if (w.key_scales == nullptr) {
+        weave(w.keys[2 * i], w.keys[2 * i + 1], target);
+      } else {
+        alignas(64) Unit even[kLatent / 2], odd[kLatent / 2];
+        scale_latent(w, 2 * i, even);
+        scale_latent(w, 2 * i + 1, odd);
+        weave(even, odd, target);
+      }
     }
   }
 
@@ -165,7 +184,9 @@ struct BFloat16Pairs : PairUnits {
     if (tokens % 2 == 0) return accumulate_block<BFloat16Pairs>(w, begin, end, last);
     Unit* const spare = w.value_rows + W::kValueRows * kAccumulatorStride;
     const Unit* const woven = w.values[last];
-    weave(w.keys[tokens - 1], w.zeros, spare);
+    for (int64_t i = 0; i < kLatent; i += kLanes) {
+      _mm512_storeu_si512(spare + i, _mm512_and_si512(load(woven + i), _mm512_set1_epi32(0xffff)));
+    }
     w.values[last] = spare;
     accumulate_block<BFloat16Pairs>(w, begin, end, last + 1);
     w.values[last] = woven;

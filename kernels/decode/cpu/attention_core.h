@@ -89,14 +89,43 @@ MLA_INLINE void prefetch_next(const W& w, int32_t token, int64_t unit) {
   }
 }
 
+// Units of a token whose products are summed as one. Scores are the scaled sums of all ranges.
+struct UnitRange {
+  int64_t begin, end;   // multiples of kLineUnits
+  const float* scales;  // [kWorkTokens], of the tokens; null: 1
+  bool whole;           // there is no other range
+};
+
+// Calls f with each range.
+template <typename W, typename F>
+MLA_INLINE void for_unit_ranges(const W& w, const F& f) {
+  if (w.key_scales == nullptr) return f(UnitRange{0, W::kUnits, nullptr, true});
+  constexpr int64_t kGroupUnits = kDsMlaGroup * W::kUnits / kWidth;
+  for (int64_t group = 0; group < kLatent / kDsMlaGroup; ++group) {
+    f(UnitRange{group * kGroupUnits, (group + 1) * kGroupUnits, w.key_scales + group * kWorkTokens, false});
+  }
+  f(UnitRange{kLatent * W::kUnits / kWidth, W::kUnits, nullptr, false});
+}
+
+// A vector of a range's sums, of one token, to where its scores lie.
+template <typename W>
+MLA_INLINE void add_scores(const W& w, const UnitRange& range, int32_t token, int64_t row, Float sum) {
+  float* const target = w.scores + token * w.stride + row;
+  if (!range.whole) {
+    if (range.scales != nullptr) sum *= range.scales[token];
+    if (range.begin != 0) sum += load(target);
+  }
+  store(target, sum);
+}
+
 template <typename A, int kTokens, int kVectors, typename W>
-__attribute__((noinline)) void score_tile(const W& w, int32_t token, int64_t row) {
+__attribute__((noinline)) void score_tile(const W& w, const UnitRange& range, int32_t token, int64_t row) {
   using Unit = typename A::Unit;
   const Unit* keys[kTokens];
   for (int t = 0; t < kTokens; ++t) keys[t] = w.keys[token + t];
-  const Unit* queries = w.queries + row;
+  const Unit* queries = w.queries + range.begin * w.stride + row;
   Float sums[kTokens][kVectors] = {};
-  for (int64_t line = 0; line < W::kUnits; line += kLineUnits) {
+  for (int64_t line = range.begin; line < range.end; line += kLineUnits) {
     if (row == 0) prefetch_next<kTokens>(w, token, line);  // once, by the first rows
     for (int64_t unit = line; unit < line + kLineUnits; ++unit, queries += w.stride) {
       typename A::Lanes q[kVectors];
@@ -108,23 +137,25 @@ __attribute__((noinline)) void score_tile(const W& w, int32_t token, int64_t row
     }
   }
   for (int t = 0; t < kTokens; ++t) {
-    for (int v = 0; v < kVectors; ++v) store(w.scores + (token + t) * w.stride + row + v * kLanes, sums[t][v]);
+    for (int v = 0; v < kVectors; ++v) add_scores(w, range, token + t, row + v * kLanes, sums[t][v]);
   }
 }
 
 template <typename A, int kVectors, int kTokens, typename W>
-MLA_INLINE void score_column(const W& w, int32_t vector, int32_t tokens) {
-  for (int32_t t = 0; t < tokens; t += kTokens) score_tile<A, kTokens, kVectors>(w, t, vector * kLanes);
+MLA_INLINE void score_column(const W& w, const UnitRange& range, int32_t vector, int32_t tokens) {
+  for (int32_t t = 0; t < tokens; t += kTokens) score_tile<A, kTokens, kVectors>(w, range, t, vector * kLanes);
 }
 
 // `tokens` is a multiple of 8. A tile keeps its sums in registers: 16 of them, or 32 with AVX-512.
 template <typename A, typename W>
 inline void score_block(const W& w, int32_t vectors, int32_t tokens) {
   constexpr int kTokens = kLanes == 16 ? 8 : 4;
-  int32_t v = 0;
-  for (; v + 3 <= vectors; v += 3) score_column<A, 3, kTokens>(w, v, tokens);
-  if (vectors - v == 2) score_column<A, 2, kTokens>(w, v, tokens);
-  if (vectors - v == 1) score_column<A, 1, 8>(w, v, tokens);
+  for_unit_ranges(w, [&](const UnitRange& range) {
+    int32_t v = 0;
+    for (; v + 3 <= vectors; v += 3) score_column<A, 3, kTokens>(w, range, v, tokens);
+    if (vectors - v == 2) score_column<A, 2, kTokens>(w, range, v, tokens);
+    if (vectors - v == 1) score_column<A, 1, 8>(w, range, v, tokens);
+  });
 }
 
 template <typename A, int kRows, int kVectors, typename W>
@@ -226,6 +257,7 @@ inline void reset(const AttentionItem& item, W& w) {
   }
   w.next_token_bytes = token_bytes_of(item);
   w.next_unit_bytes = (w.next_token_bytes + W::kUnits - 1) / W::kUnits;
+  if (!item.ds_mla || w.kPackedElements == 1) w.key_scales = nullptr;
   memset(w.accumulator, 0, w.rows * kAccumulatorStride * sizeof(float));
   memset(w.zeros, 0, W::kUnits * sizeof(*w.zeros));
 }

@@ -19,6 +19,7 @@ static_assert(kWorkTokens % kBlockTokens == 0, "a block of the plan is the small
 // A Unit is what one lane multiplies at a time: kPack elements, 32 bits together.
 template <typename Unit, int kPack>
 struct Workspace {
+  static constexpr int kPackedElements = kPack;
   static constexpr int64_t kUnits = kWidth / kPack;           // of a token
   static constexpr int64_t kValueRows = kWorkTokens / kPack;  // of a block's values
 
@@ -37,6 +38,7 @@ struct Workspace {
   Unit* zeros;                     // [kUnits]: stands for a token that may not be read
   const Unit* keys[kWorkTokens];   // each token's row
   const Unit* values[kValueRows];  // each row of values
+  float* key_scales;               // [kLatent / kDsMlaGroup][kWorkTokens]: of the keys, group by group; null: 1
   const char* const* next;         // [kWorkTokens]: the next block's tokens, to prefetch; null after the last
   int64_t next_unit_bytes;         // of the cache, for each unit here, rounded up
   int64_t next_token_bytes;
@@ -62,6 +64,7 @@ struct Workspace {
     take(staged, kWorkTokens * kUnits);
     take(value_rows, kPack == 1 ? 0 : (kValueRows + 1) * kAccumulatorStride);
     take(zeros, kUnits);
+    take(key_scales, kPack == 1 ? 0 : kLatent / kDsMlaGroup * kWorkTokens);
     return used;
   }
 };
