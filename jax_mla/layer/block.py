@@ -123,8 +123,8 @@ def decode(
       y of x's shape and dtype (this device's share of the sum over devices where ``axis_name`` is None), and the cache.
 
     Raises:
-      ValueError: ``positions`` is missing; an argument of the dense decode beside ``indices``; or as the operations,
-        while tracing.
+      ValueError: ``positions`` is missing; an argument of the dense decode beside ``indices``, or one of the sparse
+        decode without; or as the operations, while tracing.
     """
     kv_c, k_pe = _kv_latent(params, config, x, positions)
     cache = update_cache(
@@ -137,6 +137,8 @@ def decode(
     )
     q = _query(params, config, x, positions)
     if indices is None:
+        if topk_lens is not None:
+            raise ValueError("topk_lens is given without indices; expected None")
         attended = _attend_absorbed(
             params,
             config,
