@@ -33,7 +33,9 @@ std::vector<Target> targets() {
       target<jax_mla_pack_kv_fp8>("jax_mla_pack_kv_fp8"),
       target<jax_mla_prefill>("jax_mla_prefill"),
       target<jax_mla_gather_context>("jax_mla_gather_context"),
+#if defined(JAX_MLA_CPU)
       target<jax_mla_sparse_decode>("jax_mla_sparse_decode"),
+#endif
   };
 }
 
@@ -71,6 +73,7 @@ nb::list capabilities() {
     row["max_q_len"] = capability.max_q_len;
     row["page_sizes"] = counts(capability.page_sizes);
     row["positive_scale"] = capability.positive_scale;
+    row["by_name"] = capability.by_name;
     rows.append(row);
   }
   return rows;

@@ -34,7 +34,8 @@ class Capability:
     cache updates and packing: of the input and of the result; for prefill: of queries and keys, and of values).
     planner_heads, reducer_heads: counts that each takes. tile_rows: (query, head) rows that a tile may have. max_q_len:
     query tokens a sequence, None = any. page_sizes: tokens a page, None = any. positive_scale: the scale of the scores
-    has to be above 0.
+    has to be above 0. by_name: chosen by its variant's name alone, as in implementation="cuda:sm90", since it has not
+    passed its tests on hardware yet.
     """
 
     operation: str
@@ -49,6 +50,7 @@ class Capability:
     max_q_len: int | None = None
     page_sizes: HeadCounts | None = None
     positive_scale: bool = False
+    by_name: bool = False
 
     @property
     def implementation(self) -> str:
@@ -265,6 +267,9 @@ def _choose(
     rows = [row for row in rows if scale is None or scale > 0 or not row.positive_scale]
     if not rows:
         return refuse(f"no {platform} kernel for {operation} takes scale {scale}")
+    if variant is None and all(row.by_name for row in rows):
+        return refuse(f"{platform}:{rows[0].variant} has not passed its tests on hardware and is chosen by name alone")
+    rows = [row for row in rows if variant is not None or not row.by_name]
     number = _ffi.variant_number(platform, variant)
     if num_heads is None:
         return Choice(platform, rows[0], None, number, f"{rows[0].architecture}, {q_dtype} to {cache_dtype}")

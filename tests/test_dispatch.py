@@ -162,6 +162,20 @@ def test_a_row_for_positive_scales_alone():
         chosen(-0.5)
 
 
+def test_a_row_by_name_alone():
+    """Neither None nor the platform chooses it, its variant's name does; a row behind it is found."""
+    table = [dataclasses.replace(row(variant="sm90", by_name=True), operation="mla_prefill")]
+    dtypes = {"q_dtype": "bfloat16", "cache_dtype": "bfloat16"}
+    with override_capabilities(table):
+        assert dispatch.select("mla_prefill", implementation="cuda:sm90", **dtypes)[0].row == table[0]
+        assert [c.row for c in dispatch.select("mla_prefill", implementation=None, **dtypes)] in ([], [None])
+        with pytest.raises(NotImplementedError, match="has not passed its tests on hardware"):
+            dispatch.select("mla_prefill", implementation="cuda", **dtypes)
+    behind = dataclasses.replace(row(), operation="mla_prefill")
+    with override_capabilities([*table, behind]):
+        assert dispatch.select("mla_prefill", implementation="cuda", **dtypes)[0].row == behind
+
+
 def test_override_ends_with_its_context():
     before = capabilities()
     with override_capabilities([row()]):

@@ -63,7 +63,10 @@ std::vector<Capability> capabilities() {
   // The first row that can serve a call does.
 #if defined(JAX_MLA_SM90)
   for (const char* dtype : {kBF16, kF16}) rows.push_back(sm90_prefill_row(dtype, dtype, true));
-  for (const char* v_dtype : {kBF16, kKernelValues}) rows.push_back(sm90_prefill_row(kE4M3FN, v_dtype, false));
+  for (const char* v_dtype : {kBF16, kKernelValues}) {
+    rows.push_back(sm90_prefill_row(kE4M3FN, v_dtype, false));
+    rows.back().by_name = true;
+  }
   rows.push_back(sm90_row(kBF16));
   rows.push_back(sm90_row(kF16));
   for (const char* q_dtype : {kBF16, kF16, kE4M3FN}) rows.push_back(sm90_fp8_row(q_dtype));
