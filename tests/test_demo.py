@@ -12,7 +12,7 @@ import jax_mla
 from jax_mla import demo
 from jax_mla.__main__ import main
 from jax_mla.checkpoint import published_name, write_checkpoint
-from jax_mla.layer import LayerConfig, init_weights
+from jax_mla.layer import LayerConfig, Rope, Yarn, init_weights
 
 SHORT = ["--steps", "5", "--batch", "2", "--prompt-tokens", "9"]
 
@@ -57,6 +57,22 @@ def test_demo_on_a_given_checkpoint(checkpoint, heads, name, capsys):
     assert "PASS" in out
     if name == "xla":
         assert re.search(r"mla_decode +\w+: xla: asked for by name", out)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        LayerConfig(64, 12, 1, 48, rope=Rope(1e4, Yarn(40.0, 4096, mscale=1.0, mscale_all_dim=1.0)), gate=False),
+        LayerConfig(64, 12, 1, None, rope=Rope(1e4, None, False), gate=False),
+    ],
+    ids=["YaRN", "q_proj, halves"],
+)
+def test_demo_on_other_models(config, tmp_path, capsys):
+    weights = init_weights(jax.random.key(1), config)
+    write_checkpoint(tmp_path, {published_name(0, name): w for name, w in weights.items()})
+    (tmp_path / "config.json").write_text(json.dumps(config.to_json()))
+    assert main(["demo", "--checkpoint", str(tmp_path), "--heads", "12", *SHORT]) == 0
+    assert "PASS" in capsys.readouterr().out
 
 
 def test_demo_fails_on_wrong_values(checkpoint, monkeypatch, capsys):

@@ -5,10 +5,13 @@ import json
 import re
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
 import jax_mla
+from jax_mla.checkpoint import published_name, write_checkpoint
+from jax_mla.layer import LayerConfig, Rope, init_weights
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -38,6 +41,27 @@ def test_usage():
     assert (cache[1, 2, 99 - 64, :512] == kv_c[0]).all()
     assert (cache[1, 7, 0, 512:] == k_pe[1]).all()
     assert np.count_nonzero(cache.any(-1)) == 2
+
+
+def test_models_page(tmp_path, monkeypatch):
+    """Its code on a small checkpoint with DeepSeek-V3's keys: all ranks give the same shapes, and each token a row."""
+    config = LayerConfig(64, 8, 1, 48, rope=Rope(), gate=False)
+    tensors = {
+        published_name(number, name): weight
+        for number in range(2)
+        for name, weight in init_weights(jax.random.key(number), config).items()
+    }
+    write_checkpoint(tmp_path / "DeepSeek-V3", tensors)
+    (tmp_path / "DeepSeek-V3" / "config.json").write_text(json.dumps(config.to_json()))
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "models.md").read_text()
+    scope = {}
+    exec(compile(re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0], "models.md", "exec"), scope)
+    x = jax.random.normal(jax.random.key(9), (2, 1, 64), "bfloat16")
+    page_table, kv_lens = np.array([[5, 2], [7, -1]], np.int32), np.array([70, 1], np.int32)
+    y, cache = scope["decode"](scope["cache"], scope["params"], x, page_table, kv_lens)
+    assert y.shape == x.shape and not np.array_equal(y, x)
+    assert np.argwhere(np.asarray(cache).any(-1)).tolist() == [[0, 2, 5], [0, 7, 0], [1, 2, 5], [1, 7, 0]]
 
 
 def test_tables_are_up_to_date(tables):
@@ -125,7 +149,8 @@ def test_decode_figures(tables):
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "CONTRIBUTING.md", "docs/design.md", "docs/benchmarks.md", "docs/context.md"]
+    "page",
+    ["README.md", "CONTRIBUTING.md", "docs/design.md", "docs/benchmarks.md", "docs/context.md", "docs/models.md"],
 )
 def test_links_and_paths_exist(page):
     """Links, and every path in backticks that names a folder of the repository."""

@@ -20,7 +20,8 @@ parameters and ``jnp.arange(layers)``, the stacked cache its carry.
 Letters: B sequences, Q queries a sequence, T tokens, H heads of this device, M hidden size, C q_lora_rank.
 """
 
-from jax_mla.layer.block import decode, mixed, prefill, query_latent, rms_norm
+from jax_mla.layer.attend import rms_norm
+from jax_mla.layer.block import decode, mixed, prefill, query_latent
 from jax_mla.layer.config import HEAD_AXIS, LayerConfig
 from jax_mla.layer.params import LayerParams, absorb, init_weights, partition_specs
 from jax_mla.layer.rope import Rope, Yarn

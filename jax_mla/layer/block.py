@@ -1,18 +1,16 @@
-"""The block's three entries (prompts, decode, both at once) and what they share."""
+"""The block's three entries, prompts, decode and both at once, and the projections around their attention."""
 
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from jax_mla.cache import update_cache
-from jax_mla.context import ContextPlan, mla_context
-from jax_mla.decode import DecodePlan, mla_decode
+from jax_mla.context import ContextPlan
+from jax_mla.decode import DecodePlan
+from jax_mla.layer.attend import attend_absorbed, attend_chosen, attend_prompts, einsum, rms_norm
 from jax_mla.layer.config import LayerConfig
 from jax_mla.layer.params import LayerParams
-from jax_mla.layer.widths import LATENT, NOPE, ROPE, VALUE
-from jax_mla.pack import pack_kv
-from jax_mla.prefill import mla_prefill
-from jax_mla.sparse import mla_sparse_decode
+from jax_mla.layer.widths import LATENT, NOPE, ROPE
 
 
 def prefill(
@@ -60,7 +58,7 @@ def prefill(
     """
     kv_c, k_pe = _kv_latent(params, config, x, positions)
     cache = update_cache(cache, kv_c, k_pe, slot_mapping, layer=layer, k_scale=k_scale)
-    attended = _attend_prompts(
+    attended = attend_prompts(
         params,
         config,
         _query(params, config, x, positions),
@@ -139,7 +137,7 @@ def decode(
     if indices is None:
         if topk_lens is not None:
             raise ValueError("topk_lens is given without indices; expected None")
-        attended = _attend_absorbed(
+        attended = attend_absorbed(
             params,
             config,
             q,
@@ -155,7 +153,7 @@ def decode(
         )
     else:
         _refuse_dense(plan=plan, cu_q_lens=cu_q_lens, max_q_len=max_q_len)
-        attended = _attend_chosen(
+        attended = attend_chosen(
             params,
             config,
             q,
@@ -215,7 +213,7 @@ def mixed(
     cache = update_cache(cache, kv_c, k_pe, slot_mapping, layer=layer, k_scale=k_scale)
     q = _query(params, config, x, positions)
     first = decodes * q_len
-    decoded = _attend_absorbed(
+    decoded = attend_absorbed(
         params,
         config,
         q[:first].reshape(decodes, q_len, *q.shape[1:]),
@@ -226,7 +224,7 @@ def mixed(
         k_scale=k_scale,
         plan=plan,
     )
-    prompts = _attend_prompts(
+    prompts = attend_prompts(
         params,
         config,
         q[first:],
@@ -249,91 +247,6 @@ def _refuse_dense(**arguments) -> None:
             raise ValueError(f"{name} is given beside indices; expected None, since each token names its own slots")
 
 
-def _attend_absorbed(
-    params: LayerParams,
-    config: LayerConfig,
-    q: jax.Array,
-    cache: jax.Array,
-    page_table: jax.Array,
-    kv_lens: jax.Array,
-    **options,
-) -> jax.Array:
-    """q [.., H, 192] over the cache, in the latent space -> [.., H, 128]."""
-    latent, _ = mla_decode(_absorbed(params, q), cache, page_table, kv_lens, scale=config.scale, **options)
-    return _einsum("...hl,hvl->...hv", latent, params.w_uv)
-
-
-def _attend_chosen(
-    params: LayerParams, config: LayerConfig, q: jax.Array, cache: jax.Array, indices: jax.Array, **options
-) -> jax.Array:
-    """q [.., H, 192] over the slots indices [.., K], in the latent space -> [.., H, 128]."""
-    latent, _ = mla_sparse_decode(_absorbed(params, q), cache, indices, scale=config.scale, **options)
-    return _einsum("...hl,hvl->...hv", latent, params.w_uv)
-
-
-def _absorbed(params: LayerParams, q: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return _einsum("...hn,hln->...hl", q[..., :NOPE], params.w_uk), q[..., NOPE:]
-
-
-def _attend_prompts(
-    params: LayerParams,
-    config: LayerConfig,
-    q: jax.Array,
-    kv_c: jax.Array,
-    k_pe: jax.Array,
-    cache: jax.Array,
-    page_table: jax.Array | None,
-    cu_q_lens: jax.Array,
-    context: ContextPlan | None,
-    *,
-    layer: ArrayLike | None,
-    k_scale: jax.Array | None,
-    implementation: str | None = None,
-) -> jax.Array:
-    """q [T, H, 192] over keys and values of their own prompts, causally, and over the cached context -> [T, H, 128]."""
-    kv_up = _einsum("tl,lhd->thd", kv_c, params.w_kv_b)
-    carry = None
-    if context is not None:
-        if page_table is None:
-            raise ValueError("context is given without page_table; expected [B, max_pages] int32 beside it")
-        carry = mla_context(
-            q,
-            cache,
-            page_table,
-            context,
-            params.w_kv_b,
-            cu_q_lens=cu_q_lens,
-            scale=config.scale,
-            layer=layer,
-            k_scale=k_scale,
-            carry=(jnp.zeros((*q.shape[:2], VALUE)), jnp.full(q.shape[:2], -jnp.inf, jnp.float32)),
-        )
-    attended, _ = mla_prefill(
-        q,
-        pack_kv(kv_up, k_pe),
-        kv_up,
-        cu_q_lens,
-        cu_q_lens,
-        causal=True,
-        scale=config.scale,
-        value_offset=NOPE,
-        carry=carry,
-        implementation=implementation,
-    )
-    return attended.astype(q.dtype)
-
-
-def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
-    """``x / sqrt(mean(x ** 2) + eps) * weight`` over the last axis, in fp32, rounded once to x's dtype."""
-    wide = x.astype(jnp.float32)
-    inverse = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
-    return (wide * inverse * weight.astype(jnp.float32)).astype(x.dtype)
-
-
-def _einsum(equation: str, x: jax.Array, weight: jax.Array) -> jax.Array:
-    return jnp.einsum(equation, x, weight, preferred_element_type=jnp.float32).astype(x.dtype)
-
-
 def query_latent(params: LayerParams, config: LayerConfig, x: jax.Array) -> jax.Array:
     """x [.., M] -> the normalised query latent [.., C]: what DeepSeek-V3.2's indexer scores with. XLA computes it once.
 
@@ -341,13 +254,13 @@ def query_latent(params: LayerParams, config: LayerConfig, x: jax.Array) -> jax.
     """
     if config.q_lora_rank is None:
         raise ValueError("config.q_lora_rank is None: queries have no latent; expected a rank")
-    return rms_norm(_einsum("...m,cm->...c", x, params.q_a_proj), params.q_a_layernorm, config.rms_norm_eps)
+    return rms_norm(einsum("...m,cm->...c", x, params.q_a_proj), params.q_a_layernorm, config.rms_norm_eps)
 
 
 def _query(params: LayerParams, config: LayerConfig, x: jax.Array, positions: jax.Array | None) -> jax.Array:
     """[.., M] -> [.., H, 192]: nope, then rope."""
     latent = x if config.q_lora_rank is None else query_latent(params, config, x)
-    q = _einsum("...c,hdc->...hd", latent, params.q_b_proj)
+    q = einsum("...c,hdc->...hd", latent, params.q_b_proj)
     if config.rope is None:
         return q
     return jnp.concatenate([q[..., :NOPE], config.rope.rotate(q[..., NOPE:], positions[..., None])], axis=-1)
@@ -362,7 +275,7 @@ def _kv_latent(
         raise ValueError(
             f"positions is {found}; expected int32 of shape {list(x.shape[:-1])}, since config.rope is set"
         )
-    joint = _einsum("...m,dm->...d", x, params.kv_a_proj_with_mqa)
+    joint = einsum("...m,dm->...d", x, params.kv_a_proj_with_mqa)
     kv_c = rms_norm(joint[..., :LATENT], params.kv_a_layernorm, config.rms_norm_eps)
     k_pe = joint[..., LATENT:]
     return kv_c, k_pe if config.rope is None else config.rope.rotate(k_pe, positions)
@@ -373,5 +286,5 @@ def _output(params: LayerParams, x: jax.Array, attended: jax.Array, axis_name: s
     if params.g_proj is not None:
         gate = jnp.einsum("...m,hvm->...hv", x, params.g_proj, preferred_element_type=jnp.float32)
         attended = (attended.astype(jnp.float32) * jax.nn.sigmoid(gate)).astype(x.dtype)
-    y = _einsum("...hv,mhv->...m", attended, params.o_proj)
+    y = einsum("...hv,mhv->...m", attended, params.o_proj)
     return y if axis_name is None else jax.lax.psum(y, axis_name)
