@@ -17,7 +17,13 @@ set(JAX_MLA_CUDA_SOURCES
     cache/generic/update.cu
     context/generic/gather.cu
     merge/generic/merge.cu
-    pack/generic/pack.cu)
+    pack/generic/pack.cu
+    sparse/sparse.cu
+    sparse/reduce.cu
+    sparse/generic/bf16.cu
+    sparse/generic/f16.cu
+    sparse/generic/e4m3fn.cu
+    sparse/generic/ds_mla.cu)
 list(TRANSFORM JAX_MLA_CUDA_SOURCES PREPEND "${CMAKE_CURRENT_LIST_DIR}/")
 
 add_library(mla_cuda_kernels OBJECT ${JAX_MLA_CUDA_SOURCES})
