@@ -119,10 +119,7 @@ struct Softmax {
 // Where registers are short, asked for anew, so that nothing that follows from it is kept through the loop over keys.
 template <class Shape>
 __device__ __forceinline__ int thread_number() {
-  if (Shape::kRows < 64) return threadIdx.x;
-  int thread;
-  asm volatile("mov.u32 %0, %%tid.x;\n" : "=r"(thread));
-  return thread;
+  return Shape::kRows < 64 ? static_cast<int>(threadIdx.x) : ptx::thread_index();
 }
 
 // Sum of the four quarters, masked, as weights 2^(score - reference). True: some row has to be rescaled.

@@ -8,7 +8,7 @@
 #include "kernels/sparse/generic/instance.h"
 #include "kernels/sparse/generic/kernel.cuh"
 
-namespace mla {
+namespace mla::generic_sparse {
 
 template <class Cached, class Shape>
 Error launch_sparse_shape(const SparseDecodeParams& params, const Device& device, int stages) {
@@ -56,4 +56,4 @@ Error launch_sparse(const SparseDecodeParams& params, const Device& device, int3
          " bytes a block of device " + std::to_string(device.ordinal);
 }
 
-}  // namespace mla
+}  // namespace mla::generic_sparse

@@ -7,7 +7,7 @@
 
 #include "kernels/sparse/generic/tokens.cuh"
 
-namespace mla {
+namespace mla::generic_sparse {
 
 template <class Cached, class Shape>
 constexpr size_t sparse_shared_bytes(int stages) {
@@ -175,4 +175,4 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   store_rows<Element, Shape>(p, value_scale, shared, softmax, out);
 }
 
-}  // namespace mla
+}  // namespace mla::generic_sparse

@@ -1,11 +1,10 @@
 // The chosen tokens of one piece of indices, and how a block of them comes into shared memory.
 #pragma once
 
-#include "kernels/cuda/group.cuh"
 #include "kernels/decode/generic/kernel.cuh"
 #include "kernels/sparse/split.h"
 
-namespace mla {
+namespace mla::generic_sparse {
 
 // A CTA's place in the grid.
 struct SparseWork {
@@ -79,7 +78,7 @@ struct Tokens<DsMla, Shape> {
 
   // `block` is Shape's, with the columns in its order; `scales` [quarters][tokens].
   static __device__ __forceinline__ void unpack(const unsigned char* stage, unsigned char* block, float* scales) {
-    constexpr int kGroups = kWidth / kGroup, kLatentGroups = kLatent / kGroup;
+    constexpr int kGroup = 8, kGroups = kWidth / kGroup, kLatentGroups = kLatent / kGroup;  // of columns
     const int thread = thread_number<Shape>();
     constexpr int kUnrolled = Shape::kRows == 64 ? 1 : 2;  // where registers are short
 #pragma unroll(kUnrolled)
@@ -91,7 +90,8 @@ struct Tokens<DsMla, Shape> {
       if (chunk < kLatentGroups) {
         const uint2 codes =
             *reinterpret_cast<const uint2*>(source + Shape::column_group(chunk / 2) * 16 + chunk % 2 * 8);
-        bits = unpacked(codes);
+        const uint2 left = unpacked(codes.x), right = unpacked(codes.y);
+        bits = make_uint4(left.x, left.y, right.x, right.y);
       } else {
         bits = *reinterpret_cast<const uint4*>(source + kRopeAt + (chunk - kLatentGroups) * 16);
       }
@@ -105,14 +105,21 @@ struct Tokens<DsMla, Shape> {
   }
 
  private:
-  // Eight e4m3fn codes as bf16.
-  static __device__ __forceinline__ uint4 unpacked(uint2 codes) {
-    GroupBits<E4M3FN> group;
-    group.words[0] = codes.x;
-    group.words[1] = codes.y;
-    const auto wide = convert_group<__nv_bfloat16, E4M3FN>(group, {});
-    return make_uint4(wide.words[0], wide.words[1], wide.words[2], wide.words[3]);
+  // Four e4m3fn codes as bf16. A NaN stays one.
+  static __device__ __forceinline__ uint2 unpacked(uint32_t codes) {
+#if __CUDA_ARCH__ >= 890
+    uint32_t even, odd;
+    split_e4m3fn(codes, even, odd);
+    const float2 first = __half22float2(reinterpret_cast<const __half2&>(even));
+    const float2 second = __half22float2(reinterpret_cast<const __half2&>(odd));
+    return make_uint2(pack<__nv_bfloat16>(first.x, second.x), pack<__nv_bfloat16>(first.y, second.y));
+#else
+    float x[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) x[i] = to_float(E4M3FN{static_cast<uint8_t>(codes >> 8 * i)});
+    return make_uint2(pack<__nv_bfloat16>(x[0], x[1]), pack<__nv_bfloat16>(x[2], x[3]));
+#endif
   }
 };
 
-}  // namespace mla
+}  // namespace mla::generic_sparse
