@@ -17,7 +17,13 @@ set(JAX_MLA_CUDA_SOURCES
     cache/generic/update.cu
     context/generic/gather.cu
     merge/generic/merge.cu
-    pack/generic/pack.cu)
+    pack/generic/pack.cu
+    sparse/sparse.cu
+    sparse/reduce.cu
+    sparse/generic/bf16.cu
+    sparse/generic/f16.cu
+    sparse/generic/e4m3fn.cu
+    sparse/generic/ds_mla.cu)
 list(TRANSFORM JAX_MLA_CUDA_SOURCES PREPEND "${CMAKE_CURRENT_LIST_DIR}/")
 
 add_library(mla_cuda_kernels OBJECT ${JAX_MLA_CUDA_SOURCES})
@@ -62,12 +68,13 @@ set_target_properties(mla_cuda_driver PROPERTIES CUDA_STANDARD 17 CUDA_STANDARD_
 
 # Kernels' sources on the host, over an emulated CTA: their logic is tested where there is no GPU.
 foreach(emulator mla_sm90_emulator:main mla_sm90_fp8_emulator:fp8 mla_sm90_prefill_emulator:prefill
-                 mla_generic_prefill_emulator:generic_prefill)
+                 mla_generic_prefill_emulator:generic_prefill mla_generic_sparse_emulator:generic_sparse)
     string(REGEX REPLACE ":.*" "" target ${emulator})
     string(REGEX REPLACE ".*:" "" source ${emulator})
     add_executable(${target} EXCLUDE_FROM_ALL "${CMAKE_CURRENT_LIST_DIR}/../tests/native/sm90_emulator/${source}.cc")
     target_include_directories(${target} BEFORE PRIVATE "${CMAKE_CURRENT_LIST_DIR}/../tests/native/sm90_emulator")
     target_include_directories(${target} SYSTEM PRIVATE ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
-    target_compile_options(${target} PRIVATE -O2 -Wall -Wextra -Wno-unknown-pragmas -Wno-psabi)
+    target_compile_options(${target} PRIVATE -O2 -fno-strict-aliasing -Wall -Wextra -Wno-unknown-pragmas
+                                             -Wno-unused-variable -Wno-psabi)
     target_link_libraries(${target} PRIVATE mla_cpu_kernels Threads::Threads)
 endforeach()

@@ -21,11 +21,18 @@ Capability row(const char* operation, const char* q_dtype, const char* cache_dty
   return {operation, "generic", kArchitecture, q_dtype, cache_dtype, {}, {}, {}, 0, {}};
 }
 
+// Every kernel of decode, dense or sparse, takes every count of heads.
 Capability decode_row(const char* q_dtype, const char* cache_dtype) {
   Capability decode = row("mla_decode", q_dtype, cache_dtype);
   decode.planner_heads = decode.reducer_heads = {{1, 128, 1}, {144, 4096, 16}};
   decode.tile_rows = {16, 32, 64};
   return decode;
+}
+
+Capability sparse_row(const char* q_dtype, const char* cache_dtype) {
+  Capability sparse = decode_row(q_dtype, cache_dtype);
+  sparse.operation = "mla_sparse_decode";
+  return sparse;
 }
 
 #if defined(JAX_MLA_SM90)
@@ -75,6 +82,10 @@ std::vector<Capability> capabilities() {
   rows.push_back(decode_row(kBF16, kBF16));
   rows.push_back(decode_row(kF16, kF16));
   for (const char* q_dtype : {kBF16, kF16, kE4M3FN}) rows.push_back(decode_row(q_dtype, kE4M3FN));
+  rows.push_back(sparse_row(kBF16, kBF16));
+  rows.push_back(sparse_row(kF16, kF16));
+  for (const char* q_dtype : {kBF16, kF16, kE4M3FN}) rows.push_back(sparse_row(q_dtype, kE4M3FN));
+  rows.push_back(sparse_row(kBF16, kDsMla));
   for (const char* dtype : {kBF16, kF16, kF32}) {
     rows.push_back(row("update_cache", dtype, dtype));
     rows.push_back(row("update_cache", dtype, kE4M3FN));

@@ -39,10 +39,28 @@ __device__ __forceinline__ void load_block(const unsigned char* layer, uint32_t 
   }
 }
 
-// A warp's part of Q K^T, written to its quarter of the scores.
+// D fragments of neighbouring pairs of products, times the scales of their tokens.
+template <class Shape, int kPairs>
+__device__ __forceinline__ void scale_scores(const float* scales, float (&sum)[kPairs][2][Shape::kRowFragments][4]) {
+#pragma unroll
+  for (int pair = 0; pair < kPairs; ++pair) {
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      const float2 two = *reinterpret_cast<const float2*>(scales + pair * 16 + n * 8);
+#pragma unroll
+      for (int m = 0; m < Shape::kRowFragments; ++m) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sum[pair][n][m][i] *= i % 2 == 0 ? two.x : two.y;
+      }
+    }
+  }
+}
+
+// A warp's part of Q K^T, written to its quarter of the scores. `key_scales`: [quarters][tokens], where keys have any.
 template <class Cached, class Shape>
 __device__ __forceinline__ void score_block(const Queries<Shape>& queries, uint32_t block, SharedMemory<Shape>& shared,
-                                            int row_group, int token_group, int quarter) {
+                                            int row_group, int token_group, int quarter,
+                                            const float* key_scales = nullptr) {
   using Fragments = Fragments<Cached, Shape>;
   using Element = typename Fragments::Element;
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -57,6 +75,10 @@ __device__ __forceinline__ void score_block(const Queries<Shape>& queries, uint3
     typename Fragments::Search nan[kAtOnce];
 #pragma unroll
     for (int k = 0; k < Shape::kSteps; ++k) {
+      if (Shape::kGroupScales && k == Shape::kSteps - 1) {  // what follows is the rope
+        const int token = (token_group * Shape::kTokenPairs + first) * 16 + 2 * t;
+        scale_scores<Shape, kAtOnce>(key_scales + quarter * Shape::kTokens + token, sum);
+      }
 #pragma unroll
       for (int pair = 0; pair < kAtOnce; ++pair) {
         uint32_t keys[4];
@@ -97,10 +119,7 @@ struct Softmax {
 // Where registers are short, asked for anew, so that nothing that follows from it is kept through the loop over keys.
 template <class Shape>
 __device__ __forceinline__ int thread_number() {
-  if (Shape::kRows < 64) return threadIdx.x;
-  int thread;
-  asm volatile("mov.u32 %0, %%tid.x;\n" : "=r"(thread));
-  return thread;
+  return Shape::kRows < 64 ? static_cast<int>(threadIdx.x) : ptx::thread_index();
 }
 
 // Sum of the four quarters, masked, as weights 2^(score - reference). True: some row has to be rescaled.
@@ -216,9 +235,27 @@ __device__ __forceinline__ void rescale_output(const float* rescale, Output<Shap
   }
 }
 
+// A fragments of bf16, of 16 tokens, times their scales.
+template <class Shape>
+__device__ __forceinline__ void scale_weights(const float* scales, uint32_t (&p)[Shape::kOutRowFragments][4]) {
+  const int t = threadIdx.x % 4;
+  const float2 low = *reinterpret_cast<const float2*>(scales + 2 * t);
+  const float2 high = *reinterpret_cast<const float2*>(scales + 8 + 2 * t);
+#pragma unroll
+  for (int m = 0; m < Shape::kOutRowFragments; ++m) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 scale = i < 2 ? low : high;
+      p[m][i] = pack<__nv_bfloat16>(__uint_as_float(p[m][i] << 16) * scale.x,
+                                    __uint_as_float(p[m][i] & 0xFFFF0000) * scale.y);
+    }
+  }
+}
+
 // O += P V for the 64 columns of this warp.
 template <class Cached, class Shape>
-__device__ __forceinline__ void accumulate_block(uint32_t weights, uint32_t block, Output<Shape>& out) {
+__device__ __forceinline__ void accumulate_block(uint32_t weights, uint32_t block, Output<Shape>& out,
+                                                 const float* key_scales = nullptr) {
   using Fragments = Fragments<Cached, Shape>;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   // P as A fragments. Matrices: rows 0-7 tokens 0-7, rows 8-15 tokens 0-7, rows 0-7 tokens 8-15, rows 8-15 tokens 8-15.
@@ -231,6 +268,9 @@ __device__ __forceinline__ void accumulate_block(uint32_t weights, uint32_t bloc
 #pragma unroll
     for (int m = 0; m < Shape::kOutRowFragments; ++m) {
       ptx::ldmatrix_x4(p[m], lane_weights + (m * 16 * Shape::kWeightStride + k * 16) * 2);
+    }
+    if constexpr (Shape::kGroupScales) {
+      scale_weights<Shape>(key_scales + warp % Shape::kQuarters * Shape::kTokens + k * 16, p);
     }
 #pragma unroll
     for (int pair = 0; pair < Shape::kOutPairs; ++pair) {
@@ -265,7 +305,8 @@ __device__ __forceinline__ void store_columns(Target* target, const float (&firs
 }
 
 // k_scale of the layer, by which scores and values are multiplied.
-__device__ __forceinline__ float key_scale(const DecodeParams& p) {
+template <class Params>
+__device__ __forceinline__ float key_scale(const Params& p) {
   if (p.k_scale == nullptr) return 1;
   return p.k_scale[p.k_scales > 1 && p.layer != nullptr ? *p.layer : 0];
 }

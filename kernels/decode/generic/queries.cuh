@@ -15,10 +15,13 @@ template <class Shape>
 using Queries = uint32_t[Shape::kRowFragments][Shape::kSteps][4];
 
 // Where group k of a warp's quarter of a row lies.
-template <class Element, class Shape>
-__device__ __forceinline__ const Element* query_group(const DecodeParams& p, int64_t row, int k, int quarter) {
+template <class Element, class Shape, class Params>
+__device__ __forceinline__ const Element* query_group(const Params& p, int64_t row, int k, int quarter) {
   const int column = k * Shape::kKeyStep + quarter * 16;
-  if (k * Shape::kKeyStep < kLatent) return static_cast<const Element*>(p.q_latent) + row * p.q_latent_stride + column;
+  if (k * Shape::kKeyStep < kLatent) {
+    const int place = k * Shape::kQuarters + quarter;
+    return static_cast<const Element*>(p.q_latent) + row * p.q_latent_stride + Shape::column_group(place) * 16;
+  }
   return static_cast<const Element*>(p.q_rope) + row * p.q_rope_stride + (column - kLatent);
 }
 
@@ -37,8 +40,8 @@ __device__ __forceinline__ void for_rows(const Tile& tile, int row_group, F f) {
 }
 
 // As the cache's 16-bit elements.
-template <class Element, class Shape>
-__device__ __forceinline__ void load_queries(const DecodeParams& p, const Tile& tile, int row_group, int quarter,
+template <class Element, class Shape, class Params>
+__device__ __forceinline__ void load_queries(const Params& p, const Tile& tile, int row_group, int quarter,
                                              Queries<Shape>& queries) {
   const int t = threadIdx.x % 4;
   for_rows<Shape>(tile, row_group, [&](int m, int half, int row, bool exists) {
@@ -57,9 +60,9 @@ __device__ __forceinline__ void load_queries(const DecodeParams& p, const Tile& 
 // bf16 reaches further than a half: a row's quarter is scaled by the power of two that brings its largest element near
 // the end of the range, and what is rounded or lost then is 2^-38 of that. The scale's inverse is applied to the
 // scores.
-template <class Shape>
-__device__ __forceinline__ void load_queries_as_halves(const DecodeParams& p, const Tile& tile, int row_group,
-                                                       int quarter, bool writes_scale, SharedMemory<Shape>& shared,
+template <class Shape, class Params>
+__device__ __forceinline__ void load_queries_as_halves(const Params& p, const Tile& tile, int row_group, int quarter,
+                                                       bool writes_scale, SharedMemory<Shape>& shared,
                                                        Queries<Shape>& queries) {
   const int t = threadIdx.x % 4;
   // One branch around all loads, so that they are on their way together.

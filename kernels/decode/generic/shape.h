@@ -15,8 +15,12 @@ namespace mla {
 // that its share of the queries stays in registers; the quarters are added up in shared memory. A quarter is every
 // fourth group of 16 columns: its last group is its part of the rope.
 // Output: a warp owns 64 of the 512 columns, every eighth group of 16, for all rows.
-template <int kTileRows, int kBlock, int kBytes>
+//
+// kScaled: keys have a scale for each 128 latent columns (fp8_ds_mla). Columns then lie in an order in which those of
+// one scale are a quarter's, and so are all columns of a warp's output.
+template <int kTileRows, int kBlock, int kBytes, bool kScaled = false>
 struct DecodeShape {
+  static constexpr bool kGroupScales = kScaled;
   static constexpr int kRows = kTileRows;
   static constexpr int kTokens = kBlock;
   static constexpr int kElementBytes = kBytes;
@@ -33,6 +37,11 @@ struct DecodeShape {
   static constexpr int kOutRowFragments = kRows / 16;
   static constexpr int kOutPairs = kLatent / kWarps / 16;
   static constexpr int kValueStep = kWarps * 16;
+
+  // Of the 32 groups of 16 latent columns, the one that lies at `place`.
+  static __host__ __device__ constexpr int column_group(int place) {
+    return kScaled ? place % kQuarters * (kLatent / 16 / kQuarters) + place / kQuarters : place;
+  }
 
   static constexpr int kSoftmaxLanes = 8;  // a row, in one warp
   static constexpr int kSoftmaxRows = kThreads / kSoftmaxLanes;

@@ -13,16 +13,19 @@ inline uint32_t shared_address(const void* pointer) {
 
 inline float exp2_approximate(float x) { return std::exp2(x); }
 
+inline int thread_index() { return emulator::machine.current; }
+
 inline void launch_dependents() {}
 
 // Every lane reads for itself: the addresses of its matrices' rows are what it needs of the others.
-inline void load_matrices(uint32_t (&r)[4], uint32_t shared, bool transposed) {
+template <int kMatrices>
+void load_matrices(uint32_t (&r)[kMatrices], uint32_t shared, bool transposed) {
   auto& machine = emulator::machine;
   emulator::require(shared % 16 == 0, "a row of ldmatrix is aligned to 16 bytes");
   machine.warp().values[0][machine.lane()] = shared;
   machine.meet([](auto&) {});
   const int g = machine.lane() / 4, t = machine.lane() % 4;
-  for (int matrix = 0; matrix < 4; ++matrix) {
+  for (int matrix = 0; matrix < kMatrices; ++matrix) {
     uint16_t pair[2];
     for (int e = 0; e < 2; ++e) {
       const int row = transposed ? 2 * t + e : g, column = transposed ? g : 2 * t + e;
@@ -91,5 +94,9 @@ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b
 inline void ldmatrix_x4(uint32_t (&r)[4], uint32_t shared) { load_matrices(r, shared, false); }
 
 inline void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t shared) { load_matrices(r, shared, true); }
+
+inline void ldmatrix_x2(uint32_t (&r)[2], uint32_t shared) { load_matrices(r, shared, false); }
+
+inline void ldmatrix_x2_trans(uint32_t (&r)[2], uint32_t shared) { load_matrices(r, shared, true); }
 
 }  // namespace mla::ptx
