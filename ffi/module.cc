@@ -33,9 +33,7 @@ std::vector<Target> targets() {
       target<jax_mla_pack_kv_fp8>("jax_mla_pack_kv_fp8"),
       target<jax_mla_prefill>("jax_mla_prefill"),
       target<jax_mla_gather_context>("jax_mla_gather_context"),
-#if defined(JAX_MLA_CPU)
       target<jax_mla_sparse_decode>("jax_mla_sparse_decode"),
-#endif
   };
 }
 

@@ -32,6 +32,7 @@ Capability decode_row(const char* q_dtype, const char* cache_dtype) {
 Capability sparse_row(const char* q_dtype, const char* cache_dtype) {
   Capability sparse = decode_row(q_dtype, cache_dtype);
   sparse.operation = "mla_sparse_decode";
+  sparse.by_name = true;
   return sparse;
 }
 
