@@ -125,7 +125,8 @@ def test_decode_figures(tables):
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "CONTRIBUTING.md", "docs/design.md", "docs/benchmarks.md", "docs/context.md"]
+    "page",
+    ["README.md", "CONTRIBUTING.md", "docs/design.md", "docs/benchmarks.md", "docs/context.md", "docs/sparse.md"],
 )
 def test_links_and_paths_exist(page):
     """Links, and every path in backticks that names a folder of the repository."""
