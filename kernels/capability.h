@@ -27,7 +27,7 @@ struct Capability {
   int32_t max_q_len;                   // 0: any
   std::vector<Range> page_sizes = {};  // empty: any
   bool positive_scale = false;         // the scale of the scores has to be above 0
-  bool by_name = false;                // chosen by its variant's name alone: it has not passed its tests on hardware yet
+  bool by_name = false;                // chosen by its variant's name alone: its tests have not passed on hardware yet
 };
 
 // Best variant first. The CPU's leaves out what this machine cannot execute.

@@ -150,7 +150,11 @@ def test_decode_figures(tables):
 
 @pytest.mark.parametrize(
     "page",
-    ["README.md", "CONTRIBUTING.md", "docs/design.md", "docs/benchmarks.md", "docs/context.md", "docs/models.md"],
+    [
+        "README.md",
+        "CONTRIBUTING.md",
+        *(f"docs/{name}.md" for name in ("design", "benchmarks", "context", "models", "sparse")),
+    ],
 )
 def test_links_and_paths_exist(page):
     """Links, and every path in backticks that names a folder of the repository."""

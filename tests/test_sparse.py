@@ -2,6 +2,7 @@
 
 import dataclasses
 from functools import partial
+from pathlib import Path
 
 import cases
 import jax
@@ -191,24 +192,17 @@ def test_rows_of_a_prompt(implementation):
     oracle.assert_attention(got, oracle.sparse_decode(q, setup.cache, indices, scale=cases.SCALE), 1e-2)
 
 
-def tree_indices(slots, context, parents):
-    """[nodes, context + depth] of a tree of drafted tokens: a node sees the context, its ancestors and itself."""
-    nodes = len(parents)
-    chains = []
-    for node in range(nodes):
-        chain = [node]
-        while parents[chain[0]] >= 0:
-            chain.insert(0, parents[chain[0]])
-        chains.append(chain)
-    indices = np.full((nodes, context + max(map(len, chains))), -1, np.int32)
-    indices[:, :context] = slots[:context]
-    for node, chain in enumerate(chains):
-        indices[node, context : context + len(chain)] = slots[context + np.array(chain)]
-    return indices
+def example():
+    """The function that docs/sparse.md shows."""
+    page = (Path(__file__).parent.parent / "docs" / "sparse.md").read_text()
+    names = {}
+    exec(page.split("```python\n")[1].split("```")[0], names)
+    return names["tree_indices"]
 
 
 def test_chain_and_tree_of_drafted_tokens(implementation):
     """The example of docs/sparse.md: node i lies at position context + i. A chain equals causal dense decode."""
+    tree_indices = example()
     inputs = cases.make(cases.DecodeCase("", (134,), q_lens=4, heads=12, padding_pages=0))
     own = np.asarray(slots(inputs.page_table, np.arange(134, dtype=np.int32)[None], 64))[0]
     run = compiled(implementation)
@@ -279,7 +273,8 @@ def test_a_row_has_the_bits_of_its_call_alone():
     """What a CPU cuts a row into follows from the number of rows and indices, and from no other row."""
     setup = Setup.make(300)
     q, indices = setup.q(70, 8), setup.choose(70, 600)
-    run = compiled("cpu")
-    out, lse = run(q, setup.cache, indices)
     order = setup.rng.permutation(70)
-    assert_same_bits(run(q[order], setup.cache, indices[order]), (np.asarray(out)[order], np.asarray(lse)[order]))
+    run = compiled("cpu")
+    with jax.default_device(jax.devices("cpu")[0]):
+        out, lse = run(q, setup.cache, indices)
+        assert_same_bits(run(q[order], setup.cache, indices[order]), (np.asarray(out)[order], np.asarray(lse)[order]))

@@ -3,10 +3,10 @@
 //
 // Random data, poisoned results, NaN wherever nothing may be read; oracles in double precision. --quick: a small
 // selection, for compute-sanitizer. --variant: mla_prefill alone ("prefill", or "prefill:NAME" by that variant),
-// packing, gather and merging alone ("context"), decode by that variant alone; a variant of either may be followed by
-// dtypes ("bf16", "f16", "e4m3fn"; "bf16/e4m3fn" of decode's queries and cache, "e4m3fn/bf16" of prefill's keys and
-// values). --time: device times instead of tests, of decode's cells (numbers of kCells in cuda_timing.h), with other
-// tiles or pages than usual. Exits with 1 at the first mismatch.
+// packing, gather and merging alone ("context"), mla_sparse_decode alone ("sparse"), decode by that variant alone; a
+// variant of decode or prefill may be followed by dtypes ("bf16", "f16", "e4m3fn"; "bf16/e4m3fn" of decode's queries
+// and cache, "e4m3fn/bf16" of prefill's keys and values). --time: device times instead of tests, of decode's cells
+// (numbers of kCells in cuda_timing.h), with other tiles or pages than usual. Exits with 1 at the first mismatch.
 #include <chrono>
 
 #include "tests/native/cuda_context_timing.h"
@@ -17,6 +17,7 @@
 #include "tests/native/cuda_plan_group.h"
 #include "tests/native/cuda_prefill_group.h"
 #include "tests/native/cuda_prefill_timing.h"
+#include "tests/native/cuda_sparse_group.h"
 #include "tests/native/cuda_timing.h"
 
 namespace mla::test {
@@ -70,6 +71,12 @@ constexpr Group kContextGroups[] = {
     {"merge_states", merge_group},
 };
 
+constexpr Group kSparseGroups[] = {
+    {"mla_sparse_decode: heads, top-k, dtypes", sparse_group},
+    {"mla_sparse_decode: empty rows", sparse_empty_group},
+    {"mla_sparse_decode: repeats", sparse_repeats_group},
+};
+
 constexpr Group kOtherGroups[] = {
     {"plan_decode", plan_group},
     {"update_cache", update_group},
@@ -88,7 +95,7 @@ void run_group(const std::string& name, Run run) {
 }
 
 int run_all(bool quick, const std::string& only) {
-  bool known = only.empty() || only == "context";
+  bool known = only.empty() || only == "context" || only == "sparse";
   for (const Variant& variant : decode_variants()) {
     if (!selected(variant, only)) continue;
     known = true;
@@ -110,6 +117,9 @@ int run_all(bool quick, const std::string& only) {
   }
   for (const Group& group : kContextGroups) {
     if (only.empty() || only == "context") run_group(group.name, [&] { return group.run(quick); });
+  }
+  for (const Group& group : kSparseGroups) {
+    if (only.empty() || only == "sparse") run_group(group.name, [&] { return group.run(quick); });
   }
   for (const Group& group : kOtherGroups) {
     if (only.empty()) run_group(group.name, [&] { return group.run(quick); });
@@ -151,6 +161,8 @@ int main(int argc, char** argv) {
     }
   } else if (variant == "context") {
     mla::test::time_context();
+  } else if (variant == "sparse") {
+    mla::test::time_sparse();
   } else {
     mla::test::time_all(variant, cells, forced);
   }

@@ -135,8 +135,8 @@ class PrefillCase {
     return p;
   }
 
-  // What e4m3's products lose of a score: the 14 bits of partial sums below 64 end at 2^-8, where addends of six products
-  // lose up to one each; eight such losses are allowed.
+  // What e4m3's products lose of a score: the 14 bits of partial sums below 64 end at 2^-8, where addends of six
+  // products lose up to one each; eight such losses are allowed.
   double score_error() const { return is_fp8(shape.type) ? std::fabs(scale * q_scale * k_scale) / 32 : 0; }
   double lse_tolerance() const { return 1e-3 + score_error(); }
   double out_tolerance() const {

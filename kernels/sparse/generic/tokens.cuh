@@ -29,7 +29,8 @@ __device__ __forceinline__ Tile tile_of(const SparseDecodeParams& p, const Spars
   tile.rows = min_of(p.tile_rows, p.heads - tile.request_row);
   tile.partial = p.splits == 1 ? -1 : work.split;
   tile.kv_begin = piece.begin;
-  tile.kv_end = p.topk_lens == nullptr ? piece.end : min_of(piece.end, p.topk_lens[work.token]);
+  tile.kv_end = piece.end;
+  if (p.topk_lens != nullptr) tile.kv_end = max_of(min_of(piece.end, p.topk_lens[work.token]), piece.begin);
   return tile;
 }
 
