@@ -18,7 +18,8 @@ def implementations(operation: str) -> dict[str, tuple[str, str]]:
     for platform, device in (("cpu", "cpu"), ("cuda", "gpu")):
         rows = [row for row in jax_mla.capabilities(platform) if row.operation == operation]
         variants = list(dict.fromkeys(row.implementation for row in rows))
-        names = [platform] * bool(rows) + variants * (len(variants) > 1)
+        chosen = any(not row.by_name for row in rows)
+        names = [platform] * chosen + variants * (len(variants) > 1 or not chosen)
         found |= {name: (name, device) for name in names}
     return found
 
