@@ -204,27 +204,8 @@ _OPERANDS = ("q", "q_rope", "cache", "page_table", "kv_lens", "cu_q_lens", "laye
 
 def _core(call: _Call, *operands):
     """mla_decode on flat queries [T, H, width], with its rules for vmap and for differentiation."""
-
-    @jax.custom_batching.custom_vmap
-    def batched(*operands):
-        native, xla = functools.partial(_native, call), functools.partial(_xla, call)
-        return dispatch.run(call.choices, call.named, native, xla, *operands)
-
-    @batched.def_vmap
-    def fold(axis_size, in_batched, *operands):
-        return _fold(call, axis_size, in_batched, operands), (True, True)
-
-    @jax.custom_jvp
-    def undifferentiable(*operands):
-        return batched(*operands)
-
-    @undifferentiable.defjvp
-    def refuse(primals, tangents):
-        raise NotImplementedError(
-            "mla_decode has no derivative: it serves inference. To train, attend to up-projected keys and values"
-        )
-
-    return undifferentiable(*operands)
+    native, xla, fold = (functools.partial(rule, call) for rule in (_native, _xla, _fold))
+    return dispatch.run_decode("mla_decode", call.choices, call.named, native, xla, fold, *operands)
 
 
 def _fold(call: _Call, size: int, in_batched, operands):

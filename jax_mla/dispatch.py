@@ -350,6 +350,41 @@ def run(
     return jax.lax.platform_dependent(*operands, default=xla, **branches)
 
 
+def run_decode(
+    operation: str,
+    choices: tuple[Choice, ...],
+    named: bool,
+    native: Callable[..., Any],
+    xla: Callable[..., Any],
+    fold: Callable[..., tuple[jax.Array, jax.Array]],
+    *operands: Any,
+) -> Any:
+    """`run` of a decode's (out, lse), with the rules that decodes share.
+
+    vmap: fold(size, in_batched, operands) computes all calls at once, their axis first. No derivative.
+    """
+
+    @jax.custom_batching.custom_vmap
+    def batched(*operands):
+        return run(choices, named, native, xla, *operands)
+
+    @batched.def_vmap
+    def rule(axis_size, in_batched, *operands):
+        return fold(axis_size, in_batched, operands), (True, True)
+
+    @jax.custom_jvp
+    def undifferentiable(*operands):
+        return batched(*operands)
+
+    @undifferentiable.defjvp
+    def refuse(primals, tangents):
+        raise NotImplementedError(
+            f"{operation} has no derivative: it serves inference. To train, attend to up-projected keys and values"
+        )
+
+    return undifferentiable(*operands)
+
+
 def explain(
     operation: str = "mla_decode",
     *,
