@@ -28,6 +28,8 @@ __device__ __forceinline__ void copy_queries(const CUtensorMap* map, uint32_t qu
 #pragma unroll 1
   for (int group = 0; group < kGroups; ++group) {
     ptx::mbarrier_wait(barrier_at(barriers, offsetof(Control, query_empty), group), position.count % 2 ^ 1);
+    // A lane that looks late, when the copy is there and used already, would wait for the phase after that.
+    __syncwarp();
     if (threadIdx.x % 32 == 0) {
       const uint32_t full = barrier_at(barriers, offsetof(Control, query_full), group);
       ptx::mbarrier_arrive_expect(full, Format::kQueryBytes);
