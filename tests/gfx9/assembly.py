@@ -31,7 +31,7 @@ def program(body: str, architecture: str, inputs: int, results: list[str], lds: 
 
 
 def run(body: str, architecture: str, inputs, results: list[str], *, lds: int = 0, **checks) -> np.ndarray:
-    """Values of `results` [register][lane] as uint32, given those of the inputs [register][lane], of any 32-bit type."""
+    """Values of `results` [register][lane] as uint32, given those of the inputs [register][lane], of 32 bits each."""
     words = np.array([np.asarray(row).view(np.uint32) for row in inputs], np.uint32).reshape(-1, LANES)
     made = program(body, architecture, len(words), results, lds)
     memory = Memory()
