@@ -349,11 +349,11 @@ def test_control_flow_and_exec(architecture):
     text = """
       v_mov_b32_e32 v50, 0
       s_mov_b64 s[20:21], exec
-    again:
+    .Lagain:
       v_add_u32_e32 v50, 1, v50
       v_cmp_lt_u32_e32 vcc, v50, v1
       s_and_saveexec_b64 s[22:23], vcc
-      s_cbranch_execnz again
+      s_cbranch_execnz .Lagain
       s_mov_b64 exec, s[20:21]"""
     (rounds,) = assembly.run(text, architecture, [np.arange(64) + 1], ["v50"])
     np.testing.assert_array_equal(rounds, np.arange(64) + 1)
