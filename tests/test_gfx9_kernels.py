@@ -1,20 +1,15 @@
 """Whole kernels compiled from HIP, and bugs planted in them: each is caught by the check made for it, or by numbers."""
 
-import pathlib
 import struct
 
 import ml_dtypes
 import numpy as np
 import pytest
-from gfx9 import EmulatorError, Memory, Program, compile_assembly, compile_hip, marks
+from gfx9 import EmulatorError, Memory, Program, compile_assembly, marks
+from gfx9.samples import load
 
 pytestmark = [marks.needs_llvm, marks.both_architectures]
-KERNELS = pathlib.Path(__file__).parent / "gfx9" / "kernels"
 DEPTH = 96
-
-
-def load(name: str, architecture: str, *flags: str) -> Program:
-    return Program(compile_hip(KERNELS / f"{name}.hip", architecture, flags), architecture)
 
 
 def gemm_error(program: Program, **checks) -> float:

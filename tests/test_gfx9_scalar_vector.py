@@ -3,7 +3,7 @@
 import ml_dtypes
 import numpy as np
 import pytest
-from gfx9 import assembly, marks
+from gfx9 import ARCHITECTURES, assembly, marks
 
 pytestmark = marks.needs_llvm
 RNG = np.random.default_rng(0)
@@ -114,11 +114,12 @@ GFX950_INTEGERS = {
 }
 
 
-@marks.both_architectures
-@pytest.mark.parametrize("text", [*INTEGERS, *GFX950_INTEGERS])
+CASES_OF_INTEGERS = [(name, text) for name in ARCHITECTURES for text in INTEGERS]
+CASES_OF_INTEGERS += [("gfx950", text) for text in GFX950_INTEGERS]
+
+
+@pytest.mark.parametrize("architecture, text", CASES_OF_INTEGERS)
 def test_integers(architecture, text):
-    if text in GFX950_INTEGERS and architecture == "gfx942":
-        pytest.skip("gfx942 has no such instruction")
     rule = (INTEGERS | GFX950_INTEGERS)[text]
     expected = [rule(*map(int, column)) & MASK for column in WORDS.T]
     np.testing.assert_array_equal(assembly.run(text, architecture, WORDS, ["v50"])[0], expected)
@@ -355,7 +356,7 @@ def test_control_flow_and_exec(architecture):
       s_and_saveexec_b64 s[22:23], vcc
       s_cbranch_execnz .Lagain
       s_mov_b64 exec, s[20:21]"""
-    (rounds,) = assembly.run(text, architecture, [np.arange(64) + 1], ["v50"])
+    (rounds,) = assembly.run(text, architecture, [np.arange(1, 65, dtype=np.uint32)], ["v50"])
     np.testing.assert_array_equal(rounds, np.arange(64) + 1)
 
 
