@@ -14,13 +14,8 @@
 
 #include <cstdint>
 
+#include "kernels/host_device.h"
 #include "kernels/params.h"
-
-#if defined(__CUDACC__) || defined(__HIP__)
-#define MLA_HOST_DEVICE __host__ __device__
-#else
-#define MLA_HOST_DEVICE
-#endif
 
 namespace mla {
 
