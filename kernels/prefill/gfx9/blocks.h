@@ -9,10 +9,6 @@
 
 namespace mla::gfx9_prefill {
 
-using LdsBytes = __attribute__((address_space(3))) unsigned char*;
-template <class T>
-using Lds = __attribute__((address_space(3))) T*;
-
 constexpr int kBlockSteps = kBlockKeys / 16;  // of the contraction over keys
 constexpr int kKeySteps = kHeadDim / 16;      // of the one over a key's columns
 constexpr int kScoreTiles = kBlockKeys / 32;
@@ -24,12 +20,13 @@ struct Sources {
   const unsigned char* values;
   uint32_t key_stride, value_stride;  // from a token to the next
 
-  __device__ __forceinline__ Sources(const PrefillParams& p, const Tile& tile) {
+  // element_bytes: of keys and values alike
+  __device__ __forceinline__ Sources(const PrefillParams& p, const Tile& tile, int element_bytes) {
     const int64_t first_row = int64_t{tile.kv_begin} * p.heads + tile.head;
-    keys = static_cast<const unsigned char*>(p.k) + first_row * kHeadDim * 2;
-    values = static_cast<const unsigned char*>(p.v) + (p.v_offset + first_row * p.v_stride) * 2;
-    key_stride = static_cast<uint32_t>(p.heads) * kHeadDim * 2;
-    value_stride = static_cast<uint32_t>(p.heads * p.v_stride * 2);
+    keys = static_cast<const unsigned char*>(p.k) + first_row * kHeadDim * element_bytes;
+    values = static_cast<const unsigned char*>(p.v) + (p.v_offset + first_row * p.v_stride) * element_bytes;
+    key_stride = static_cast<uint32_t>(p.heads * kHeadDim * element_bytes);
+    value_stride = static_cast<uint32_t>(p.heads * p.v_stride * element_bytes);
   }
 };
 
@@ -45,25 +42,29 @@ __device__ __forceinline__ Fragment key_fragment(LdsBytes block, int tile, int s
   return *reinterpret_cast<Lds<const Fragment>>(line + step / 4 * kPanelBytes + tile * 32 * kPanelLine);
 }
 
-// What a block's values hold that some row must not see: those of keys that are hidden from all become zeros, of the
-// others what is not finite; the first such key is noted, since the rows that see it are NaN.
+// What is not finite becomes 0, of elements side by side.
 template <class Element>
-__device__ __forceinline__ uint32_t finite_pair(uint32_t pair) {
+__device__ __forceinline__ uint32_t finite(uint32_t word) {
+  if constexpr (sizeof(Element) == 1) {  // NaN is all ones below the sign
+    const uint32_t nan = ((word & 0x7F7F7F7F) + 0x01010101) >> 7 & 0x01010101;
+    return word & ~(nan * 0xFF);
+  }
   constexpr uint32_t kExponent = std::is_same_v<Element, F16> ? 0x7C00 : 0x7F80;
-  const uint32_t low = (pair & kExponent) == kExponent ? 0 : pair & 0xFFFF;
-  const uint32_t high = (pair >> 16 & kExponent) == kExponent ? 0 : pair & 0xFFFF0000;
+  const uint32_t low = (word & kExponent) == kExponent ? 0 : word & 0xFFFF;
+  const uint32_t high = (word >> 16 & kExponent) == kExponent ? 0 : word & 0xFFFF0000;
   return low | high;
 }
 
+// Values of a key that some row must not see: a weight of 0 would not silence them. Where nobody uses the key they
+// become zeros, else what is not finite does, and `unusable` is at most the key: the rows that see it are NaN.
 template <class Element>
 __device__ __forceinline__ U32x4 cleared(U32x4 values, bool used, int32_t key, int32_t& unusable) {
   if (!used) return U32x4{};
   const uint32_t x = values.x, y = values.y, z = values.z, w = values.w;
-  const U32x4 finite = {finite_pair<Element>(x), finite_pair<Element>(y), finite_pair<Element>(z),
-                        finite_pair<Element>(w)};
-  const bool same = finite.x == x && finite.y == y && finite.z == z && finite.w == w;
+  const U32x4 kept = {finite<Element>(x), finite<Element>(y), finite<Element>(z), finite<Element>(w)};
+  const bool same = kept.x == x && kept.y == y && kept.z == z && kept.w == w;
   if (!same && key < unusable) unusable = key;
-  return finite;
+  return kept;
 }
 
 }  // namespace mla::gfx9_prefill

@@ -22,12 +22,13 @@ class Blocks<Gfx942, Element> {
  public:
   // `keys`: those of the request that some row sees.
   __device__ __forceinline__ Blocks(const PrefillParams& p, const Tile& tile, int32_t keys, LdsBytes memory)
-      : sources_(p, tile), memory_(memory), keys_(keys) {
+      : sources_(p, tile, sizeof(Element)), memory_(memory), keys_(keys) {
     if (keys > 0) load(0);
   }
 
   // Block number `block`, and the next one on its way. masked: see cleared.
-  __device__ __forceinline__ LdsBytes take(int32_t block, bool masked, const KeyBits& bits, int32_t& unusable) {
+  __device__ __forceinline__ LdsBytes take(int32_t block, bool masked, const KeyBits<kBlockKeys>& bits,
+                                           int32_t& unusable) {
     if (masked) clear(block, bits, unusable);
     lds_barrier();  // all have done with the block before it
     put_keys();
@@ -38,7 +39,7 @@ class Blocks<Gfx942, Element> {
   }
 
  private:
-  __device__ __forceinline__ void clear(int32_t block, const KeyBits& bits, int32_t& unusable) {
+  __device__ __forceinline__ void clear(int32_t block, const KeyBits<kBlockKeys>& bits, int32_t& unusable) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int key = value_pair() * 2 + i;

@@ -5,18 +5,9 @@
 #pragma once
 
 #include "kernels/prefill/gfx9/blocks.h"
+#include "kernels/prefill/gfx9/copies.h"
 
 namespace mla::gfx9_prefill {
-
-// Starts to bring 16 bytes a lane to `target` + 16 * lane; the copy counts as a load of the wave's. Written as
-// assembly, since the compiler would have every read of LDS wait for all copies.
-__device__ __forceinline__ void start_copy(LdsBytes target, const unsigned char* source, uint32_t offset) {
-  const uint32_t address = uniform(static_cast<int32_t>(reinterpret_cast<uintptr_t>(target)));
-  asm volatile("s_mov_b32 m0, %0\n\ts_nop 0\n\tglobal_load_lds_dwordx4 %1, %2" ::"s"(address), "v"(offset), "s"(source)
-               : "memory");
-}
-// The wave's loads, and copies, have arrived.
-__device__ __forceinline__ void wait_for_copies() { asm volatile("s_waitcnt vmcnt(0)" ::: "memory"); }
 
 // Columns 32 * tile + l % 32 of keys 16 * step + 4 * half + 0..3 and 8 more.
 __device__ __forceinline__ Fragment value_fragment(LdsBytes block, int tile, int step) {
@@ -36,12 +27,13 @@ class Blocks<Gfx950, Element> {
  public:
   // `keys`: those of the request that some row sees.
   __device__ __forceinline__ Blocks(const PrefillParams& p, const Tile& tile, int32_t keys, LdsBytes memory)
-      : sources_(p, tile), memory_(memory), keys_(keys) {
+      : sources_(p, tile, sizeof(Element)), memory_(memory), keys_(keys) {
     if (keys > 0) load(0);
   }
 
   // Block number `block`, and the next one on its way. masked: see cleared.
-  __device__ __forceinline__ LdsBytes take(int32_t block, bool masked, const KeyBits& bits, int32_t& unusable) {
+  __device__ __forceinline__ LdsBytes take(int32_t block, bool masked, const KeyBits<kBlockKeys>& bits,
+                                           int32_t& unusable) {
     wait_for_copies();
     lds_barrier();  // the block is here for everyone, and everyone has done with the one before it
     if ((block + 1) * kBlockKeys < keys_) load(block + 1);
@@ -51,7 +43,8 @@ class Blocks<Gfx950, Element> {
   }
 
  private:
-  __device__ __forceinline__ void clear(LdsBytes values, int32_t block, const KeyBits& bits, int32_t& unusable) const {
+  __device__ __forceinline__ void clear(LdsBytes values, int32_t block, const KeyBits<kBlockKeys>& bits,
+                                        int32_t& unusable) const {
     constexpr int kLanes = Gfx950::kWaves * kWave / kBlockKeys;  // threads of a key
     const int thread = wave_id() * kWave + in_place(lane_id()), key = thread / kLanes;
     const int32_t position = block * kBlockKeys + key;

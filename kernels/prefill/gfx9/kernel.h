@@ -35,7 +35,7 @@ __device__ __forceinline__ void load_queries(const PrefillParams& p, const Tile&
 }
 
 template <class Element>
-__device__ __forceinline__ void score_block(LdsBytes block, const Queries& queries, Scores& scores) {
+__device__ __forceinline__ void score_block(LdsBytes block, const Queries& queries, Scores<kBlockKeys>& scores) {
 #pragma unroll
   for (int tile = 0; tile < kScoreTiles; ++tile) {
     scores[tile] = F32x16{};
@@ -47,7 +47,7 @@ __device__ __forceinline__ void score_block(LdsBytes block, const Queries& queri
 }
 
 template <class Element>
-__device__ __forceinline__ void accumulate_block(LdsBytes block, const Scores& scores, Rows& rows) {
+__device__ __forceinline__ void accumulate_block(LdsBytes block, const Scores<kBlockKeys>& scores, Rows& rows) {
 #pragma unroll
   for (int step = 0; step < kBlockSteps; ++step) {
     const F32x16& weights = scores[step / 2];
@@ -60,18 +60,6 @@ __device__ __forceinline__ void accumulate_block(LdsBytes block, const Scores& s
       rows.out[tile] = multiply<Element>(value_fragment(block, tile, step), packed, rows.out[tile]);
     }
   }
-}
-
-// The least of all threads' values, by way of LDS.
-__device__ __forceinline__ int32_t least_of_workgroup(int32_t value, LdsBytes memory) {
-  const auto values = reinterpret_cast<Lds<int32_t>>(memory);
-  value = reduce_over_wave(value, Smallest{});
-  lds_barrier();  // the memory's last readers have done
-  if (lane_id() == 0) values[wave_id()] = value;
-  lds_barrier();
-#pragma unroll
-  for (int wave = 0; wave < Architecture::kWaves; ++wave) value = Smallest{}(value, values[wave]);
-  return value;
 }
 
 template <class Element>
@@ -93,18 +81,19 @@ __device__ __forceinline__ void attend_tile(const PrefillParams& p, const Tile& 
   int32_t unusable = kNever;
 #pragma unroll 1
   for (int32_t first = 0; first < keys; first += kBlockKeys) {
-    const KeyBits bits = read_key_bits(p, tile.kv_begin + first);
+    const auto bits = read_key_bits<kBlockKeys>(p, tile.kv_begin + first);
     const LdsBytes block = blocks.take(first / kBlockKeys, key_mask || first + kBlockKeys > whole, bits, unusable);
     if (first >= wave_keys) continue;
-    Scores scores;
+    Scores<kBlockKeys> scores;
     score_block<Element>(block, queries, scores);
-    if (key_mask || first + kBlockKeys > wave_whole) mask_scores(visible - first, bits, scores);
-    weigh_scores(scale, kSlack, scores, rows);
+    if (key_mask || first + kBlockKeys > wave_whole) mask_scores<kBlockKeys>(visible - first, bits, scores);
+    weigh_scores<kBlockKeys>(scale, 0, kSlack, scores, rows);
     accumulate_block<Element>(block, scores, rows);
   }
-  unusable = least_of_workgroup(unusable, memory);
+  unusable = least_of_workgroup<Architecture::kWaves>(unusable, memory);
   const int64_t index = int64_t{tile.first_query + row} * p.heads + tile.head;
-  finish_row<Element>(p, index, row<tile.rows, visible> unusable, rows);
+  const bool exists = row<tile.rows, spoiled = visible> unusable;
+  finish_row<Element>(p, index, exists, end_row(rows, spoiled, 1), rows);
 }
 
 // Heads run side by side, so that those of a number modulo 8 share a die and its L2, where their number allows.

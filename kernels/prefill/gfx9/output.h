@@ -23,48 +23,80 @@ __device__ __forceinline__ void store_row(Element* row, bool exists, float facto
   }
 }
 
-// A side whose lse is -inf, inf or NaN is empty; its out is not read. `lse` is finite or NaN.
-__device__ __forceinline__ void merge_row(float* row, float* lse_at, float factor, float lse, const Rows& rows) {
-  const float carried = *lse_at;
-  const bool has_carry = is_finite(carried), has_own = is_finite(lse);
-  if (has_carry && !has_own) return;
-  float carry_weight = 0, own_weight = has_own ? 1 : 0, merged = has_own ? lse : -kInfinity;
-  if (has_carry) {
+// What the sides of a merge weigh. One whose lse is -inf, inf or NaN is empty; its out is not read.
+struct MergeWeights {
+  bool keeps;  // the row stays as it is
+  bool has_carry, has_own;
+  float carry, own;
+  float lse;
+};
+
+__device__ __forceinline__ MergeWeights merge_weights(float carried, float lse) {
+  MergeWeights w{false, is_finite(carried), is_finite(lse), 0, 0, -kInfinity};
+  w.keeps = w.has_carry && !w.has_own;
+  if (w.has_own) w.own = 1, w.lse = lse;
+  if (w.has_carry && w.has_own) {
     const float highest = __builtin_fmaxf(carried, lse);
     const float carry = exponential(carried - highest), own = exponential(lse - highest), sum = carry + own;
-    carry_weight = carry / sum;
-    own_weight = own / sum;
-    merged = highest + natural_log(sum);
+    w.carry = carry / sum;
+    w.own = own / sum;
+    w.lse = highest + natural_log(sum);
   }
+  return w;
+}
+
+// Four columns of the row.
+__device__ __forceinline__ F32x4 merged(const MergeWeights& w, const F32x4* carry, F32x4 own) {
+  F32x4 value{};
+  if (w.has_carry) value = *carry * w.carry;
+  if (w.has_own) value += own * w.own;
+  return value;
+}
+
+__device__ __forceinline__ F32x4 four_columns(const Rows& rows, int group) {
+  const F32x16& out = rows.out[group / 4];
+  const int at = group % 4 * 4;
+  return {out[at], out[at + 1], out[at + 2], out[at + 3]};
+}
+
+__device__ __forceinline__ void merge_row(float* row, float* lse_at, float factor, float lse, const Rows& rows) {
+  const MergeWeights weights = merge_weights(*lse_at, lse);
+  if (weights.keeps) return;
   const int half = lane_id() / 32;
 #pragma unroll
   for (int i = 0; i < kNope / 8; ++i) {
     auto* target = reinterpret_cast<F32x4*>(row + 8 * i + 4 * half);
-    F32x4 value{};
-    if (has_carry) value = *target * carry_weight;
-    if (has_own) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) value[j] += own_weight * (rows.out[i / 4][i % 4 * 4 + j] * factor);
-    }
-    *target = value;
+    *target = merged(weights, target, four_columns(rows, i) * factor);
   }
-  if (half == 0) *lse_at = merged;
+  if (half == 0) *lse_at = weights.lse;
 }
 
-// Row `index` of [T, H]. spoiled: a value that it sees is not finite.
-template <class Element>
-__device__ __forceinline__ void finish_row(const PrefillParams& p, int64_t index, bool exists, bool spoiled,
-                                           const Rows& rows) {
+// A row's normalising factor and lse.
+struct Ending {
+  float factor, lse;
+  bool empty;
+};
+
+// spoiled: a value that the row sees is not finite. value_scale: what out is multiplied with.
+__device__ __forceinline__ Ending end_row(const Rows& rows, bool spoiled, float value_scale) {
   const float sum = combine_halves(rows.sum.x + rows.sum.y, Add{});
   const bool empty = sum == 0;  // no key was visible: what had the maximum weighs at least 1
-  float factor = empty ? 0 : 1 / sum;
-  if (!empty && spoiled) factor = __builtin_nanf("");
-  const float lse = empty ? -kInfinity : rows.reference * kLn2 + natural_log(sum);
+  Ending ending{empty ? 0 : value_scale / sum, empty ? -kInfinity : rows.reference * kLn2 + natural_log(sum), empty};
+  if (!empty && spoiled) ending.factor = __builtin_nanf("");
+  return ending;
+}
+
+// Row `index` of [T, H].
+template <class Element>
+__device__ __forceinline__ void finish_row(const PrefillParams& p, int64_t index, bool exists, const Ending& ending,
+                                           const Rows& rows) {
   if (p.merge) {
-    if (exists && !empty) merge_row(static_cast<float*>(p.out) + index * kNope, p.lse + index, factor, lse, rows);
+    if (exists && !ending.empty) {
+      merge_row(static_cast<float*>(p.out) + index * kNope, p.lse + index, ending.factor, ending.lse, rows);
+    }
   } else {
-    store_row(static_cast<Element*>(p.out) + index * kNope, exists, factor, rows);
-    if (exists && lane_id() < 32) p.lse[index] = lse;
+    store_row(static_cast<Element*>(p.out) + index * kNope, exists, ending.factor, rows);
+    if (exists && lane_id() < 32) p.lse[index] = ending.lse;
   }
 }
 

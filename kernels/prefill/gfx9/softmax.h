@@ -8,7 +8,8 @@
 
 namespace mla::gfx9_prefill {
 
-using Scores = F32x16[kScoreTiles];  // [key / 32], of 32 queries
+template <int kKeys>
+using Scores = F32x16[kKeys / 32];  // of 32 queries
 
 struct Rows {
   float reference = -3.4028235e38f;  // of the exponents; the lowest finite: no key yet
@@ -30,9 +31,10 @@ __device__ __forceinline__ void follow(float highest, float slack, Rows& rows) {
 }
 
 // -inf where a row does not see a key: `visible` of the block's each row sees, but for those whose bit is clear.
-__device__ __forceinline__ void mask_scores(int32_t visible, const KeyBits& bits, Scores& scores) {
+template <int kKeys>
+__device__ __forceinline__ void mask_scores(int32_t visible, const KeyBits<kKeys>& bits, Scores<kKeys>& scores) {
 #pragma unroll
-  for (int tile = 0; tile < kScoreTiles; ++tile) {
+  for (int tile = 0; tile < kKeys / 32; ++tile) {
     const uint32_t seen = (bits.words[tile] & first_bits(visible - 32 * tile)) >> (in_place(lane_id()) / 32 * 4);
 #pragma unroll
     for (int r = 0; r < 16; ++r) {
@@ -48,14 +50,15 @@ __device__ __forceinline__ float exponent_scale(float scale) {
   return __builtin_fmaxf(__builtin_fabsf(scale) * kLog2E, 0x1p-100f);
 }
 
-// Scores become weights.
-__device__ __forceinline__ void weigh_scores(float scale, float slack, Scores& scores, Rows& rows) {
+// Scores become weights: of a row's highest score 2^shift, up to 2^slack times that until the reference follows.
+template <int kKeys>
+__device__ __forceinline__ void weigh_scores(float scale, float shift, float slack, F32x16* scores, Rows& rows) {
   float highest = scores[0][0];
 #pragma unroll
-  for (int i = 1; i < 16 * kScoreTiles; ++i) highest = __builtin_fmaxf(highest, scores[i / 16][i % 16]);
-  follow(combine_halves(highest, Largest{}) * scale, slack, rows);
+  for (int i = 1; i < kKeys / 2; ++i) highest = __builtin_fmaxf(highest, scores[i / 16][i % 16]);
+  follow(combine_halves(highest, Largest{}) * scale - shift, slack, rows);
 #pragma unroll
-  for (int i = 0; i < 16 * kScoreTiles; i += 2) {
+  for (int i = 0; i < kKeys / 2; i += 2) {
     F32x16& tile = scores[i / 16];
     F32x2 exponents = {tile[i % 16], tile[i % 16 + 1]};
     exponents = exponents * scale - rows.reference;

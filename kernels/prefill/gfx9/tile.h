@@ -6,6 +6,10 @@
 
 namespace mla::gfx9_prefill {
 
+using LdsBytes = __attribute__((address_space(3))) unsigned char*;
+template <class T>
+using Lds = __attribute__((address_space(3))) T*;
+
 // Queries of one request and head, and the keys that they see. Positions are those in the arrays; all are uniform.
 struct Tile {
   int32_t rows;  // queries; 0: there is no tile
@@ -24,6 +28,19 @@ __device__ __forceinline__ int32_t visible_keys(const Tile& tile, bool causal, i
 // The same number, of which the compiler computes nothing in front of a loop: what is seldom needed takes no registers.
 __device__ __forceinline__ int32_t in_place(int32_t value) {
   asm volatile("" : "+v"(value));
+  return value;
+}
+
+// The least of all threads' values, by way of LDS, of which nobody else needs what is there.
+template <int kWaves>
+__device__ __forceinline__ int32_t least_of_workgroup(int32_t value, LdsBytes memory) {
+  const auto values = reinterpret_cast<Lds<int32_t>>(memory);
+  value = reduce_over_wave(value, Smallest{});
+  lds_barrier();  // the memory's last readers have done
+  if (lane_id() == 0) values[wave_id()] = value;
+  lds_barrier();
+#pragma unroll
+  for (int wave = 0; wave < kWaves; ++wave) value = Smallest{}(value, values[wave]);
   return value;
 }
 
@@ -64,23 +81,31 @@ __device__ __forceinline__ Tile find_tile(const PrefillParams& p, int32_t index)
 }
 
 // The key mask of a block as bits; past the array's end they are clear.
+template <int kKeys>
 struct KeyBits {
-  uint32_t words[kBlockKeys / 32];
-  static_assert(kBlockKeys == 64);
+  uint32_t words[kKeys / 32];
 
-  __device__ __forceinline__ bool operator[](int key) const { return (key < 32 ? words[0] : words[1]) >> key % 32 & 1; }
+  __device__ __forceinline__ bool operator[](int key) const {
+    uint32_t word = words[0];
+#pragma unroll
+    for (int i = 1; i < kKeys / 32; ++i) word = key / 32 == i ? words[i] : word;
+    return word >> key % 32 & 1;
+  }
 };
 
 // From the key at position `first_key` on; all set where there is no mask.
-__device__ __forceinline__ KeyBits read_key_bits(const PrefillParams& p, int32_t first_key) {
-  KeyBits bits{{0xFFFFFFFF, 0xFFFFFFFF}};
+template <int kKeys>
+__device__ __forceinline__ KeyBits<kKeys> read_key_bits(const PrefillParams& p, int32_t first_key) {
+  KeyBits<kKeys> bits;
+#pragma unroll
+  for (uint32_t& word : bits.words) word = 0xFFFFFFFF;
   if (p.key_mask == nullptr) return bits;
   const int32_t word = first_key / 32, shift = first_key % 32, end = (static_cast<int32_t>(p.stored) + 31) / 32;
-  uint32_t words[kBlockKeys / 32 + 1];
+  uint32_t words[kKeys / 32 + 1];
 #pragma unroll
-  for (int i = 0; i < kBlockKeys / 32 + 1; ++i) words[i] = word + i < end ? p.key_mask[word + i] : 0;
+  for (int i = 0; i < kKeys / 32 + 1; ++i) words[i] = word + i < end ? p.key_mask[word + i] : 0;
 #pragma unroll
-  for (int i = 0; i < kBlockKeys / 32; ++i) {
+  for (int i = 0; i < kKeys / 32; ++i) {
     bits.words[i] = static_cast<uint32_t>((uint64_t{words[i + 1]} << 32 | words[i]) >> shift);
   }
   return bits;
