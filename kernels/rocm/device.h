@@ -72,6 +72,21 @@ static __device__ __forceinline__ void __syncthreads() {
   __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }
 
+// <cmath>'s, which has no functions for devices.
+#define INFINITY __builtin_inff()
+#define NAN __builtin_nanf("")
+static __device__ __forceinline__ float expf(float x) { return __builtin_elementwise_exp(x); }
+static __device__ __forceinline__ float logf(float x) { return __builtin_elementwise_log(x); }
+static __device__ __forceinline__ float fabsf(float x) { return __builtin_fabsf(x); }
+static __device__ __forceinline__ float fmaxf(float a, float b) {
+  return __builtin_fmaxf(a, b);
+}  // of a number and NaN
+static __device__ __forceinline__ float fmaf(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+static __device__ __forceinline__ bool isfinite(float x) { return __builtin_fabsf(x) < INFINITY; }
+
+static __device__ __forceinline__ float __uint_as_float(uint32_t bits) { return __builtin_bit_cast(float, bits); }
+static __device__ __forceinline__ uint32_t __float_as_uint(float x) { return __builtin_bit_cast(uint32_t, x); }
+
 // Atomics of whole numbers, relaxed, in LDS or memory; what was there before is returned.
 static __device__ __forceinline__ int32_t atomicAdd(int32_t* address, int32_t value) {
   return __hip_atomic_fetch_add(address, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
@@ -91,7 +106,6 @@ static __device__ __forceinline__ int32_t atomicCAS(int32_t* address, int32_t ex
 namespace mla {
 
 constexpr int kWave = 64;
-constexpr float kInfinity = __builtin_inff();
 
 #if defined(__gfx950__)
 constexpr bool kGfx950 = true;  // else gfx942
@@ -121,6 +135,12 @@ template <class Element, int kCount>
 struct alignas(sizeof(Element) * kCount) Vector {
   Element at[kCount];
 };
+
+// What no thread writes while the kernel runs.
+template <class T>
+__device__ __forceinline__ T read_only(const T* source) {
+  return *source;
+}
 
 // Bytes that nobody reads again soon do not displace others in the caches.
 template <class T>
@@ -214,13 +234,10 @@ __device__ __forceinline__ void lds_barrier() {
   __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup", "local");
 }
 
-// --- Mathematics. The approximate ones are one instruction each, whose results are within 1 ulp, without denormals.
+// --- Approximations of one instruction each, whose results are within 1 ulp, without denormals.
 __device__ __forceinline__ float exp2_approximate(float x) { return __builtin_amdgcn_exp2f(x); }
 __device__ __forceinline__ float log2_approximate(float x) { return __builtin_amdgcn_logf(x); }
 __device__ __forceinline__ float reciprocal_approximate(float x) { return __builtin_amdgcn_rcpf(x); }
-__device__ __forceinline__ float exponential(float x) { return __builtin_elementwise_exp(x); }
-__device__ __forceinline__ float natural_log(float x) { return __builtin_elementwise_log(x); }
-__device__ __forceinline__ bool is_finite(float x) { return __builtin_fabsf(x) < kInfinity; }
 
 // --- Elements.
 using BF16 = __bf16;
@@ -246,11 +263,11 @@ __device__ __forceinline__ float shifted_e4m3(uint8_t bits) {
 }
 __device__ __forceinline__ float to_float(E4M3FN x) {
   if constexpr (kGfx950) return __builtin_amdgcn_cvt_f32_fp8(x.bits, 0);
-  return (x.bits & 0x7F) == 0x7F ? __builtin_nanf("") : shifted_e4m3(x.bits) * 256.0f;
+  return (x.bits & 0x7F) == 0x7F ? NAN : shifted_e4m3(x.bits) * 256.0f;
 }
 __device__ __forceinline__ float to_float(E4M3FNUZ x) {
   if constexpr (!kGfx950) return __builtin_amdgcn_cvt_f32_fp8(x.bits, 0);
-  return x.bits == 0x80 ? __builtin_nanf("") : shifted_e4m3(x.bits) * 128.0f;
+  return x.bits == 0x80 ? NAN : shifted_e4m3(x.bits) * 128.0f;
 }
 
 // A value that the architecture's 8-bit type cannot hold: the largest one with its sign, or NaN. What is left needs no
@@ -261,7 +278,7 @@ __device__ __forceinline__ float fit_native_e4m3(float x, bool saturate) {
   const float magnitude = __builtin_fabsf(x);
   if (saturate) return magnitude > kLargest ? __builtin_copysignf(kLargest, x) : x;
   const bool lost = kGfx950 ? magnitude > kFirstLost : magnitude >= kFirstLost;
-  return lost ? __builtin_nanf("") : x;
+  return lost ? NAN : x;
 }
 
 // Two values as 8-bit codes, the first in the low byte; kHigh: in the upper half of `old`, else in the lower.
