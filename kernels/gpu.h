@@ -33,8 +33,24 @@ __device__ __forceinline__ Element from_float(float x, bool saturate) {
   }
 }
 
-// All lanes of a wave ask.
-__device__ __forceinline__ bool any_lane(bool predicate) { return __any_sync(0xFFFFFFFF, predicate); }
+// --- All lanes of a wave take part.
+constexpr uint32_t kWholeWave = 0xFFFFFFFF;
+using LaneMask = uint32_t;
+__device__ __forceinline__ LaneMask ballot(bool predicate) { return __ballot_sync(kWholeWave, predicate); }
+__device__ __forceinline__ int first_lane(LaneMask lanes) { return __ffs(lanes) - 1; }
+__device__ __forceinline__ bool any_lane(bool predicate) { return __any_sync(kWholeWave, predicate); }
+__device__ __forceinline__ int32_t wave_sum(int32_t value) { return __reduce_add_sync(kWholeWave, value); }
+__device__ __forceinline__ int32_t wave_max(int32_t value) { return __reduce_max_sync(kWholeWave, value); }
+__device__ __forceinline__ int32_t wave_min(int32_t value) { return __reduce_min_sync(kWholeWave, value); }
+// From `distance` lanes below; the lowest ones keep their own.
+__device__ __forceinline__ int32_t shuffle_up(int32_t value, int distance) {
+  return __shfl_up_sync(kWholeWave, value, distance);
+}
+// What a lane wrote to shared memory is seen by the wave's others.
+__device__ __forceinline__ void wave_barrier() { __syncwarp(); }
+
+using I32x4 = int4;
+__device__ __forceinline__ I32x4 i32x4(int32_t x, int32_t y, int32_t z, int32_t w) { return make_int4(x, y, z, w); }
 
 }  // namespace mla
 

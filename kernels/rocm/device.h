@@ -126,9 +126,12 @@ __device__ __forceinline__ Target bits_as(Source source) {
 // --- Vectors as registers and memory hold them.
 using U32x2 = uint32_t __attribute__((ext_vector_type(2)));
 using U32x4 = uint32_t __attribute__((ext_vector_type(4)));
+using I32x4 = int32_t __attribute__((ext_vector_type(4)));
 using F32x2 = float __attribute__((ext_vector_type(2)));
 using F32x4 = float __attribute__((ext_vector_type(4)));
 using F32x16 = float __attribute__((ext_vector_type(16)));
+
+__device__ __forceinline__ I32x4 i32x4(int32_t x, int32_t y, int32_t z, int32_t w) { return I32x4{x, y, z, w}; }
 
 // kCount elements that are read or written in one access.
 template <class Element, int kCount>
@@ -158,6 +161,12 @@ __device__ __forceinline__ int lane_id() { return __builtin_amdgcn_mbcnt_hi(~0u,
 // What lane 0 of those that are active holds, in a scalar register.
 __device__ __forceinline__ int32_t uniform(int32_t value) { return __builtin_amdgcn_readfirstlane(value); }
 
+// The same number in a vector register: for numbers of all lanes, where scalar registers are too few for them.
+__device__ __forceinline__ int32_t in_vector_register(int32_t value) {
+  asm("" : "+v"(value));
+  return value;
+}
+
 // The wave's number in its block, of one axis of threads.
 __device__ __forceinline__ int wave_id() { return uniform(static_cast<int>(__builtin_amdgcn_workitem_id_x()) / kWave); }
 
@@ -177,7 +186,9 @@ __device__ __forceinline__ T shuffle_up(T value, int distance) {
   return shuffle(value, lane < distance ? lane : lane - distance);
 }
 
-__device__ __forceinline__ uint64_t ballot(bool predicate) { return __builtin_amdgcn_ballot_w64(predicate); }
+using LaneMask = uint64_t;
+__device__ __forceinline__ LaneMask ballot(bool predicate) { return __builtin_amdgcn_ballot_w64(predicate); }
+__device__ __forceinline__ int first_lane(LaneMask lanes) { return __builtin_ctzll(lanes); }
 __device__ __forceinline__ bool any_lane(bool predicate) { return ballot(predicate) != 0; }
 __device__ __forceinline__ bool all_lanes(bool predicate) { return ballot(!predicate) == 0; }
 
@@ -218,6 +229,10 @@ struct Largest {
 struct Smallest {
   __device__ __forceinline__ int32_t operator()(int32_t a, int32_t b) const { return a < b ? a : b; }
 };
+
+__device__ __forceinline__ int32_t wave_sum(int32_t value) { return reduce_over_wave(value, Add()); }
+__device__ __forceinline__ int32_t wave_max(int32_t value) { return reduce_over_wave(value, Largest()); }
+__device__ __forceinline__ int32_t wave_min(int32_t value) { return reduce_over_wave(value, Smallest()); }
 
 // What lanes of this wave wrote to LDS is seen by its other lanes: a wave's LDS instructions are executed in order, so
 // that only the compiler must not reorder.
