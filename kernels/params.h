@@ -202,7 +202,7 @@ struct PrefillParams {
   DType v_dtype;    // dtype, or bf16 beside fp8
   bool v_tiled;     // of e4m3fn alone
   DType out_dtype;
-  void* scratch;  // of the bytes that prefill_scratch_bytes tells (kernels/prefill/gfx9/scratch.h); null where 0
+  void* scratch;  // of the bytes that prefill_scratch_bytes tells (kernels/prefill/gfx950/scratch.h); null where 0
 };
 
 struct PackKvParams {

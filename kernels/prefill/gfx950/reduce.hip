@@ -1,7 +1,7 @@
 // The split tiles' rows, from their pieces' partial results in the order of the keys: 32 lanes a row, four columns
 // each.
-#include "kernels/prefill/gfx9/fp8/shape.h"
 #include "kernels/prefill/gfx9/output.h"
+#include "kernels/prefill/gfx950/shape.h"
 
 namespace mla::gfx9_prefill::fp8 {
 namespace {

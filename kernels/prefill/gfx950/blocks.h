@@ -6,7 +6,7 @@
 
 #include "kernels/prefill/gfx9/blocks.h"
 #include "kernels/prefill/gfx9/copies.h"
-#include "kernels/prefill/gfx9/fp8/shape.h"
+#include "kernels/prefill/gfx950/shape.h"
 
 namespace mla::gfx9_prefill::fp8 {
 

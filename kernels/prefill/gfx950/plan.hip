@@ -1,7 +1,7 @@
 // The work of a call, from the lengths on the device: tiles, those that cost much cut over their keys, the costliest
 // first. One wave.
-#include "kernels/prefill/gfx9/fp8/shape.h"
 #include "kernels/prefill/gfx9/tile.h"
+#include "kernels/prefill/gfx950/shape.h"
 
 namespace mla::gfx9_prefill::fp8 {
 namespace {

@@ -1,7 +1,7 @@
 // mla_prefill in e4m3fn on gfx950: the pieces of the plan, by as many workgroups as the plan counts with. Both products
 // are the scaled ones of 8-bit elements, with scales of 1; weights become e4m3fn between them.
-#include "kernels/prefill/gfx9/fp8/blocks.h"
 #include "kernels/prefill/gfx9/output.h"
+#include "kernels/prefill/gfx950/blocks.h"
 
 namespace mla::gfx9_prefill::fp8 {
 namespace {
