@@ -32,15 +32,15 @@ struct MergeWeights {
 };
 
 __device__ __forceinline__ MergeWeights merge_weights(float carried, float lse) {
-  MergeWeights w{false, is_finite(carried), is_finite(lse), 0, 0, -kInfinity};
+  MergeWeights w{false, isfinite(carried), isfinite(lse), 0, 0, -INFINITY};
   w.keeps = w.has_carry && !w.has_own;
   if (w.has_own) w.own = 1, w.lse = lse;
   if (w.has_carry && w.has_own) {
-    const float highest = __builtin_fmaxf(carried, lse);
-    const float carry = exponential(carried - highest), own = exponential(lse - highest), sum = carry + own;
+    const float highest = fmaxf(carried, lse);
+    const float carry = expf(carried - highest), own = expf(lse - highest), sum = carry + own;
     w.carry = carry / sum;
     w.own = own / sum;
-    w.lse = highest + natural_log(sum);
+    w.lse = highest + logf(sum);
   }
   return w;
 }
@@ -81,8 +81,8 @@ struct Ending {
 __device__ __forceinline__ Ending end_row(const Rows& rows, bool spoiled, float value_scale) {
   const float sum = combine_halves(rows.sum.x + rows.sum.y, Add{});
   const bool empty = sum == 0;  // no key was visible: what had the maximum weighs at least 1
-  Ending ending{empty ? 0 : value_scale / sum, empty ? -kInfinity : rows.reference * kLn2 + natural_log(sum), empty};
-  if (!empty && spoiled) ending.factor = __builtin_nanf("");
+  Ending ending{empty ? 0 : value_scale / sum, empty ? -INFINITY : rows.reference * kLn2 + logf(sum), empty};
+  if (!empty && spoiled) ending.factor = NAN;
   return ending;
 }
 

@@ -48,9 +48,10 @@ Error check(const PrefillParams& p, const std::string& architecture) {
            std::to_string(p.stored) + " keys of " + std::to_string(p.heads) + " heads in " + std::to_string(p.batch) +
            " requests";
   }
-  if (fp8 && p.scratch == nullptr) {
-    return "jax_mla: this mla_prefill of " + kinds(p) + " needs " + std::to_string(prefill_scratch_bytes(p)) +
-           " bytes of scratch, and has none";
+  const int64_t scratch_bytes = prefill_scratch_bytes(p);
+  if (p.scratch_bytes < scratch_bytes) {
+    return "jax_mla: this mla_prefill of " + kinds(p) + " needs " + std::to_string(scratch_bytes) +
+           " bytes of scratch, and has " + std::to_string(p.scratch_bytes);
   }
   return {};
 }

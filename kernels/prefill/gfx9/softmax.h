@@ -39,23 +39,21 @@ __device__ __forceinline__ void mask_scores(int32_t visible, const KeyBits<kKeys
 #pragma unroll
     for (int r = 0; r < 16; ++r) {
       const float score = scores[tile][r];
-      scores[tile][r] = seen >> (r / 4 * 8 + r % 4) & 1 ? score : -kInfinity;
+      scores[tile][r] = seen >> (r / 4 * 8 + r % 4) & 1 ? score : -INFINITY;
     }
   }
 }
 
 // What scores are multiplied with to become exponents of 2. Queries take the sign. 0 becomes a number that is as good,
 // and leaves a mask's -inf what it is.
-__device__ __forceinline__ float exponent_scale(float scale) {
-  return __builtin_fmaxf(__builtin_fabsf(scale) * kLog2E, 0x1p-100f);
-}
+__device__ __forceinline__ float exponent_scale(float scale) { return fmaxf(fabsf(scale) * kLog2E, 0x1p-100f); }
 
 // Scores become weights: of a row's highest score 2^shift, up to 2^slack times that until the reference follows.
 template <int kKeys>
 __device__ __forceinline__ void weigh_scores(float scale, float shift, float slack, F32x16* scores, Rows& rows) {
   float highest = scores[0][0];
 #pragma unroll
-  for (int i = 1; i < kKeys / 2; ++i) highest = __builtin_fmaxf(highest, scores[i / 16][i % 16]);
+  for (int i = 1; i < kKeys / 2; ++i) highest = fmaxf(highest, scores[i / 16][i % 16]);
   follow(combine_halves(highest, Largest{}) * scale - shift, slack, rows);
 #pragma unroll
   for (int i = 0; i < kKeys / 2; i += 2) {

@@ -11,19 +11,19 @@ constexpr int kRowLanes = kNope / 4;
 // `index`: of the row in the first piece, `step`: from a piece to the next.
 __device__ __forceinline__ void reduce_row(const PrefillParams& p, const Scratch& scratch, int64_t index, int64_t step,
                                            int32_t count, int64_t row, int column) {
-  float highest = -kInfinity;
-  for (int32_t i = 0; i < count; ++i) highest = __builtin_fmaxf(highest, scratch.lse[index + i * step]);
+  float highest = -INFINITY;
+  for (int32_t i = 0; i < count; ++i) highest = fmaxf(highest, scratch.lse[index + i * step]);
   F32x4 out{};
   float sum = 0;
   for (int32_t i = 0; i < count; ++i) {
     const float lse = scratch.lse[index + i * step];
-    if (lse == -kInfinity) continue;
-    const float weight = exponential(lse - highest);
+    if (lse == -INFINITY) continue;
+    const float weight = expf(lse - highest);
     sum += weight;
     out += weight * *reinterpret_cast<const F32x4*>(scratch.out + (index + i * step) * kNope + column);
   }
   const bool empty = sum == 0;
-  const float lse = empty ? -kInfinity : highest + natural_log(sum);
+  const float lse = empty ? -INFINITY : highest + logf(sum);
   out *= empty ? 0 : 1 / sum;
   if (!p.merge) {
     *reinterpret_cast<U32x2*>(static_cast<BF16*>(p.out) + row * kNope + column) =
