@@ -53,7 +53,7 @@ class Program:
             try:
                 self._records[i] = decode(line, self._index)
             except UnknownInstruction as error:
-                self._unknown[i] = f"{line.text} ({error})"
+                self._unknown[i] = f"{line.text} ({error})" if str(error) != line.text else line.text
                 # Reached only where control flow is not seen in advance; then it stops there.
                 self._records[i].run = handler("s_trap")
             self._records[i].address += base
@@ -87,8 +87,8 @@ class Program:
             return kernel
         unknown = sorted(self.reachable(kernel) & self._unknown.keys())
         if unknown:
-            texts = dict.fromkeys(self._unknown[i] for i in unknown)
-            raise UnknownInstruction(f"{name} on {self.architecture}: {'; '.join(texts)}")
+            texts = {self.lines[i].text.partition(" ")[0]: self._unknown[i] for i in reversed(unknown)}
+            raise UnknownInstruction(f"{name} on {self.architecture}: {'; '.join(texts.values())}")
         if kernel.scratch:
             raise EmulatorError(f"{name} uses {kernel.scratch} bytes of scratch a thread, which is not modelled")
         if kernel.mode != _MODE:
@@ -110,7 +110,7 @@ class Program:
         order: str = "forward",
         instruction_limit: int = 1 << 40,
     ) -> Execution:
-        """Runs a kernel: `grid` in workgroups, `block` in threads, `kernarg` its explicit arguments as they lie in memory.
+        """Runs a kernel: `grid` in workgroups, `block` in threads, `kernarg` the explicit arguments as in memory.
 
         Workgroups run one after another. The waves of one run to their next barrier in turn, from the first
         (`order="forward"`) or from the last ("backward"), or take turns of a few instructions ("interleaved").

@@ -69,10 +69,8 @@ def input_index(outer: int, depth: int, blocks: int, bits: int) -> tuple[np.ndar
     n = depth // groups
     element = np.arange(n)[None, :]
     group = _LANE // (outer * blocks)
-    if bits == 8 and n > 16:
-        k = element // 16 * 16 * groups + group * 16 + element % 16
-    else:
-        k = group * n + element
+    run = 16 if bits == 8 and n > 16 else n
+    k = (element // run * groups + group) * run + element % run
     zero = np.zeros_like(k)
     return _LANE % outer + zero, k, _LANE // outer % blocks + zero
 

@@ -1,7 +1,7 @@
 // A HIP runtime for tests on a machine without a GPU: the entry points that the ROCm module and its driver use.
 // Memory is the host's, streams are synchronous, and a launch is handed to whoever runs it (tests/test_rocm.py: the
-// emulator of tests/gfx9). It refuses what the real runtime refuses: code for another architecture, kernels that are not
-// in the code, launches on another device than the code was loaded for; and what it is told to.
+// emulator of tests/gfx9). It refuses what the real runtime refuses: code for another architecture, kernels that are
+// not in the code, launches on another device than the code was loaded for; and what it is told to.
 #include "tests/native/hip_standin.h"
 
 #include <elf.h>
@@ -187,7 +187,8 @@ int hipModuleLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsi
   const bool packed = parameters == nullptr && extra[0] == reinterpret_cast<void*>(1) &&
                       extra[2] == reinterpret_cast<void*>(2) && extra[4] == reinterpret_cast<void*>(3);
   const uint64_t threads = uint64_t{block_x} * block_y * block_z;
-  if (!packed || grid_x == 0 || grid_y == 0 || grid_z == 0 || threads == 0 || threads > 1024) return fail(kInvalidValue);
+  if (!packed || grid_x == 0 || grid_y == 0 || grid_z == 0 || threads == 0 || threads > 1024)
+    return fail(kInvalidValue);
   if (standin().launcher == nullptr) return fail(kLaunchFailure);
   const uint32_t grid[] = {grid_x, grid_y, grid_z}, block[] = {block_x, block_y, block_z};
   const std::vector<char>& image = kernel->code->image;

@@ -105,6 +105,46 @@ void dot2(Wave& wave, const Instruction& in) {
   write_raw(wave, in.operand[0].first, reinterpret_cast<uint32_t*>(result), wave.exec());
 }
 
+// Source k of a mixed instruction: fp32, or, with op_sel_hi, the half that op_sel chooses.
+void read_mixed(const Wave& wave, const Instruction& in, int k, float* out) {
+  const Operand& operand = in.operand[k + 1];
+  alignas(64) uint32_t bits[kLanes];
+  bool half = in.op_sel_hi[k];
+  if (half && operand.kind == Kind::constant)
+    std::fill_n(bits, kLanes, operand.bits16);
+  else
+    read_raw(wave, operand, 0, bits);
+  for (int lane = 0; lane < kLanes; ++lane) {
+    float value = half ? static_cast<float>(std::bit_cast<Half>(static_cast<uint16_t>(bits[lane] >> 16 * in.op_sel[k])))
+                       : std::bit_cast<float>(bits[lane]);
+    if (operand.absolute) value = std::fabs(value);
+    out[lane] = operand.negate ? -value : value;
+  }
+}
+
+// The sum is rounded to fp32, and from there to the half of the result that is written; the other half stays.
+enum class MixResult { whole, low, high };
+
+template <MixResult kResult>
+void mix(Wave& wave, const Instruction& in) {
+  alignas(64) float a[kLanes], b[kLanes], c[kLanes];
+  alignas(64) uint32_t bits[kLanes];
+  read_mixed(wave, in, 0, a);
+  read_mixed(wave, in, 1, b);
+  read_mixed(wave, in, 2, c);
+  for (int lane = 0; lane < kLanes; ++lane) a[lane] = std::fma(a[lane], b[lane], c[lane]);
+  modify(in, a);
+  int r = in.operand[0].first;
+  check_vector(wave, r, 1);
+  for (int lane = 0; lane < kLanes; ++lane) {
+    uint32_t half = std::bit_cast<uint16_t>(static_cast<Half>(a[lane])), old = wave.v[r][lane];
+    bits[lane] = kResult == MixResult::whole ? std::bit_cast<uint32_t>(a[lane])
+                 : kResult == MixResult::low ? (old & 0xffff0000) | half
+                                             : (old & 0xffff) | half << 16;
+  }
+  write_raw(wave, r, bits, wave.exec());
+}
+
 template <class T>
 T smaller(T a, T b) {
   return a != a ? b : b != b ? a : b < a ? b : a;
@@ -141,6 +181,9 @@ void define_packed(Registry& registry) {
   packed(registry, "v_pk_lshrrev_b16", [](uint16_t a, uint16_t b) { return static_cast<uint16_t>(b >> (a & 15)); });
   packed(registry, "v_pk_ashrrev_i16", [](uint16_t a, int16_t b) { return static_cast<int16_t>(b >> (a & 15)); });
   registry["v_pk_mov_b32"] = move_pair;
+  registry["v_fma_mix_f32"] = mix<MixResult::whole>;
+  registry["v_fma_mixlo_f16"] = mix<MixResult::low>;
+  registry["v_fma_mixhi_f16"] = mix<MixResult::high>;
   registry["v_dot2_f32_f16"] = dot2<false, false>;
   registry["v_dot2_f32_bf16"] = dot2<true, false>;
   registry["v_dot2c_f32_f16"] = dot2<false, true>;

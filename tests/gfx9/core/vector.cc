@@ -222,6 +222,10 @@ void define_conversions(Registry& registry) {
   vector(registry, "v_cvt_f32_bf16", [](uint16_t a) { return bf16_to_float(a); });
   vector(registry, "v_cvt_pk_bf16_f32",
          [](float a, float b) { return float_to_bf16(a) | static_cast<uint32_t>(float_to_bf16(b)) << 16; });
+  vector(registry, "v_cvt_pk_f16_f32", [](float a, float b) {
+    return std::bit_cast<uint16_t>(static_cast<Half>(a)) |
+           static_cast<uint32_t>(std::bit_cast<uint16_t>(static_cast<Half>(b))) << 16;
+  });
   vector(registry, "v_cvt_pkrtz_f16_f32", [](float a, float b) {
     return float_to_half_toward_zero(a) | static_cast<uint32_t>(float_to_half_toward_zero(b)) << 16;
   });
@@ -337,6 +341,21 @@ void define_integers(Registry& registry) {
   });
 }
 
+// Bit 4a + 2b + c of the immediate is the result of bits a, b, c.
+template <class T>
+void truth_table(Wave& wave, const Instruction& in) {
+  alignas(64) T a[kLanes], b[kLanes], c[kLanes], result[kLanes] = {};
+  read(wave, in, 1, 0, a);
+  read(wave, in, 2, 1, b);
+  read(wave, in, 3, 2, c);
+  for (int row = 0; row < 8; ++row) {
+    if (!(in.immediate[0] >> row & 1)) continue;
+    for (int lane = 0; lane < kLanes; ++lane)
+      result[lane] |= (row & 4 ? a[lane] : ~a[lane]) & (row & 2 ? b[lane] : ~b[lane]) & (row & 1 ? c[lane] : ~c[lane]);
+  }
+  write(wave, in, 0, result, 3);
+}
+
 void define_bits(Registry& registry) {
   vector(registry, "v_and_b32", [](uint32_t a, uint32_t b) { return a & b; });
   vector(registry, "v_or_b32", [](uint32_t a, uint32_t b) { return a | b; });
@@ -371,18 +390,8 @@ void define_bits(Registry& registry) {
     return static_cast<uint32_t>((static_cast<uint64_t>(a) << 32 | b) >> 8 * (c & 3));
   });
   vector(registry, "v_perm_b32", [](uint32_t a, uint32_t b, uint32_t c) { return permute_bytes(a, b, c); });
-  registry["v_bitop3_b32"] = [](Wave& wave, const Instruction& in) {  // a truth table: bit 4a + 2b + c of the immediate
-    alignas(64) uint32_t a[kLanes], b[kLanes], c[kLanes], result[kLanes] = {};
-    read(wave, in, 1, 0, a);
-    read(wave, in, 2, 1, b);
-    read(wave, in, 3, 2, c);
-    for (int row = 0; row < 8; ++row)
-      if (in.immediate[0] >> row & 1)
-        for (int lane = 0; lane < kLanes; ++lane)
-          result[lane] |=
-              (row & 4 ? a[lane] : ~a[lane]) & (row & 2 ? b[lane] : ~b[lane]) & (row & 1 ? c[lane] : ~c[lane]);
-    write(wave, in, 0, result);
-  };
+  registry["v_bitop3_b32"] = truth_table<uint32_t>;
+  registry["v_bitop3_b16"] = truth_table<uint16_t>;
 }
 
 // ---- Results and sources with one bit a lane
