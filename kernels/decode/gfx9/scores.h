@@ -1,0 +1,144 @@
+// S^T = K Q^T for a block of tokens, and the weights that follow from it.
+#pragma once
+
+#include "kernels/decode/gfx9/shape.h"
+#include "kernels/decode/softmax.h"
+
+namespace mla::gfx9 {
+
+// A wave's queries: lane l has columns 32 * k + 8 * (l / 16) + e of row l % 16 of each 16.
+template <class Element, class Shape>
+using Queries = Fragment<Element>[Shape::kRowFragments][Shape::kSteps];
+
+// Lane l has tokens 4 * (l / 16) + r of 16, and row l % 16.
+template <class Shape>
+using Scores = F32x4[Shape::kRowFragments][Shape::kTokenFragments];
+
+// Rows that do not exist are 0.
+template <class Element, class Shape, class Params>
+__device__ __forceinline__ void load_queries(const Params& p, int64_t first_row, int32_t rows, int row_group, int lane,
+                                             Queries<Element, Shape>& queries) {
+#pragma unroll
+  for (int m = 0; m < Shape::kRowFragments; ++m) {
+    const int row = (row_group * Shape::kRowFragments + m) * 16 + lane % 16;
+    const bool exists = row < rows;
+    const int64_t global_row = first_row + (exists ? row : 0);
+    const Element* latent = static_cast<const Element*>(p.q_latent) + global_row * p.q_latent_stride;
+    const Element* rope = static_cast<const Element*>(p.q_rope) + global_row * p.q_rope_stride;
+#pragma unroll
+    for (int k = 0; k < Shape::kSteps; ++k) {
+      const int column = k * kProductDepth + lane / 16 * 8;
+      const Element* source = k * kProductDepth < kLatent ? latent + column : rope + column - kLatent;
+      U32x4 bits = *reinterpret_cast<const U32x4*>(source);
+      if (!exists) bits = U32x4{};
+      queries[m][k] = bits_as<Fragment<Element>>(bits);
+    }
+  }
+}
+
+template <class Element, class Shape>
+__device__ __forceinline__ void score_block(const Block& block, const Queries<Element, Shape>& queries, int token_group,
+                                            int lane, Scores<Shape>& scores) {
+  constexpr int kProducts = Shape::kRowFragments * Shape::kTokenFragments;
+  // A product waits for the one whose sum it adds to: a few sums in turn.
+  constexpr int kSums = kProducts >= 4 ? 1 : kProducts == 2 ? 2 : 3;
+  constexpr int kLatentSteps = kLatent / kProductDepth;
+  F32x4 sums[Shape::kRowFragments][Shape::kTokenFragments][kSums] = {};
+  const int token = token_group * Shape::kTokenFragments * 16 + lane % 16, chunk = lane / 16;
+  const unsigned char* latent = block.latent[token] + chunk * 16;
+#pragma unroll
+  for (int k = 0; k < Shape::kSteps; ++k) {
+#pragma unroll
+    for (int n = 0; n < Shape::kTokenFragments; ++n) {
+      const unsigned char* source =
+          k < kLatentSteps ? latent + n * 16 * Block::kLatentStride + k * 4 * 16
+                           : block.rope[token + n * 16] + Block::rope_place(token, (k - kLatentSteps) * 4 + chunk);
+      const auto keys = bits_as<Fragment<Element>>(*reinterpret_cast<const U32x4*>(source));
+#pragma unroll
+      for (int m = 0; m < Shape::kRowFragments; ++m) {
+        sums[m][n][k % kSums] = multiply(keys, queries[m][k], sums[m][n][k % kSums]);
+      }
+    }
+  }
+#pragma unroll
+  for (int m = 0; m < Shape::kRowFragments; ++m) {
+#pragma unroll
+    for (int n = 0; n < Shape::kTokenFragments; ++n) {
+      scores[m][n] = sums[m][n][0];
+#pragma unroll
+      for (int i = 1; i < kSums; ++i) scores[m][n] += sums[m][n][i];
+    }
+  }
+}
+
+// Of the rows that a lane has scores of, shared with the lanes that have other tokens of them.
+template <class Shape>
+struct Softmax {
+  float reference[Shape::kRowFragments];  // of the exponents, in base 2; the same in all of the row's lanes
+  float sum[Shape::kRowFragments];        // over this lane's tokens
+};
+
+// Over the four lanes that have the same row.
+template <class Combine>
+__device__ __forceinline__ float reduce_over_row(float value, Combine combine) {
+  value = combine(value, shuffle_xor(value, 16));
+  return combine(value, shuffle_xor(value, 32));
+}
+
+// Scores in base 2; -inf where the row does not see the token. `visible`: the first token of the block that the row
+// does not see. Returns by row the highest.
+template <class Shape, class Shared>
+__device__ __forceinline__ void mask_scores(const Shared& shared, const int32_t (&visible)[Shape::kRowFragments],
+                                            float scale, int token_group, int lane, Scores<Shape>& scores,
+                                            float (&highest)[Shape::kRowFragments]) {
+  const uint32_t valid = *reinterpret_cast<const uint32_t*>(shared.valid);
+#pragma unroll
+  for (int m = 0; m < Shape::kRowFragments; ++m) {
+    highest[m] = -kInfinity;
+#pragma unroll
+    for (int n = 0; n < Shape::kTokenFragments; ++n) {
+      const int token = (token_group * Shape::kTokenFragments + n) * 16 + lane / 16 * 4;
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        const bool seen = (valid >> (token + r) & 1) != 0 && token + r < visible[m];
+        scores[m][n][r] = seen ? scores[m][n][r] * scale : -kInfinity;
+        highest[m] = __builtin_fmaxf(highest[m], scores[m][n][r]);
+      }
+    }
+    highest[m] = reduce_over_row(highest[m], Largest());
+  }
+}
+
+// Weights 2^(score - reference), written for all waves to read.
+template <class Element, class Shape, class Shared>
+__device__ __forceinline__ void weigh_block(Shared& shared, const Scores<Shape>& scores,
+                                            const float (&highest)[Shape::kRowFragments], int row_group,
+                                            int token_group, int lane, Softmax<Shape>& softmax) {
+  using Four = Element __attribute__((ext_vector_type(4)));
+#pragma unroll
+  for (int m = 0; m < Shape::kRowFragments; ++m) {
+    const int row = (row_group * Shape::kRowFragments + m) * 16 + lane % 16;
+    float& reference = softmax.reference[m];
+    float factor = 1;
+    if (highest[m] > reference + kSlack) {
+      if (reference != -kInfinity) factor = exp2_approximate(reference - highest[m]);  // else there is nothing yet
+      reference = highest[m];
+    }
+    softmax.sum[m] *= factor;
+    if (token_group == 0 && lane < 16) shared.rescale[row] = factor;
+    const float shift = reference == -kInfinity ? 0 : reference;
+#pragma unroll
+    for (int n = 0; n < Shape::kTokenFragments; ++n) {
+      F32x4 weights;
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        weights[r] = exp2_approximate(scores[m][n][r] - shift);
+        softmax.sum[m] += weights[r];
+      }
+      const int token = (token_group * Shape::kTokenFragments + n) * 16 + lane / 16 * 4;
+      *reinterpret_cast<U32x2*>(&shared.weights[row][token]) = bits_as<U32x2>(__builtin_convertvector(weights, Four));
+    }
+  }
+}
+
+}  // namespace mla::gfx9
