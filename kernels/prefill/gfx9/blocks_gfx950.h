@@ -5,20 +5,16 @@
 #pragma once
 
 #include "kernels/prefill/gfx9/blocks.h"
-#include "kernels/prefill/gfx9/copies.h"
 
 namespace mla::gfx9_prefill {
 
 // Columns 32 * tile + l % 32 of keys 16 * step + 4 * half + 0..3 and 8 more.
 __device__ __forceinline__ Fragment value_fragment(LdsBytes block, int tile, int step) {
-  using S16x4 = short __attribute__((ext_vector_type(4)));
   const int lane = lane_id(), row = lane % 16 / 4;
   const int chunk = (tile % 2 * 4 + lane / 16 % 2 * 2 + lane % 4 / 2) ^ (2 * row);
   const LdsBytes line = block + kKeyBytes + (lane / 32 * 4 + row) * kPanelLine + chunk * 16 + lane % 2 * 8;
   const LdsBytes first = line + tile / 2 * kPanelBytes + 16 * step * kPanelLine;
-  const auto low = bits_as<U32x2>(__builtin_amdgcn_ds_read_tr16_b64_v4i16(reinterpret_cast<Lds<S16x4>>(first)));
-  const auto high =
-      bits_as<U32x2>(__builtin_amdgcn_ds_read_tr16_b64_v4i16(reinterpret_cast<Lds<S16x4>>(first + 8 * kPanelLine)));
+  const U32x2 low = lds_read_transposed(first), high = lds_read_transposed(first + 8 * kPanelLine);
   return {low.x, low.y, high.x, high.y};
 }
 
@@ -34,7 +30,7 @@ class Blocks<Gfx950, Element> {
   // Block number `block`, and the next one on its way. masked: see cleared.
   __device__ __forceinline__ LdsBytes take(int32_t block, bool masked, const KeyBits<kBlockKeys>& bits,
                                            int32_t& unusable) {
-    wait_for_copies();
+    wait_for_loads<0>();
     lds_barrier();  // the block is here for everyone, and everyone has done with the one before it
     if ((block + 1) * kBlockKeys < keys_) load(block + 1);
     const LdsBytes memory = memory_ + block % 2 * kBlockBytes;
@@ -78,12 +74,12 @@ class Blocks<Gfx950, Element> {
       const uint32_t value_offset = key * sources_.value_stride + (lane % 8 ^ (2 * (row % 4))) * 16;
 #pragma unroll
       for (int panel = 0; panel < kKeyPanels; ++panel) {
-        start_copy(target + panel * kPanelBytes + part * 8 * kPanelLine, keys + panel * kPanelLine, key_offset);
+        copy_to_lds(keys + panel * kPanelLine, key_offset, target + panel * kPanelBytes + part * 8 * kPanelLine);
       }
 #pragma unroll
       for (int panel = 0; panel < kValuePanels; ++panel) {
-        start_copy(target + kKeyBytes + panel * kPanelBytes + part * 8 * kPanelLine, values + panel * kPanelLine,
-                   value_offset);
+        copy_to_lds(values + panel * kPanelLine, value_offset,
+                    target + kKeyBytes + panel * kPanelBytes + part * 8 * kPanelLine);
       }
     }
   }

@@ -2,13 +2,12 @@
 #pragma once
 
 #include "kernels/prefill/gfx9/shape.h"
-#include "kernels/rocm/device.h"
+#include "kernels/rocm/lds.h"
 
 namespace mla::gfx9_prefill {
 
-using LdsBytes = __attribute__((address_space(3))) unsigned char*;
 template <class T>
-using Lds = __attribute__((address_space(3))) T*;
+using Lds = MLA_LDS T*;
 
 // Queries of one request and head, and the keys that they see. Positions are those in the arrays; all are uniform.
 struct Tile {

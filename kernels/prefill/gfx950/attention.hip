@@ -144,5 +144,5 @@ __device__ __forceinline__ void attend_pieces(const PrefillParams& p, LdsBytes m
 
 MLA_KERNEL __launch_bounds__(512) MLA_WAVES_A_SIMD(2) mla_prefill_fp8(mla::PrefillParams p) {
   __shared__ __attribute__((aligned(128))) unsigned char memory[mla::gfx9_prefill::fp8::kLdsBytes];
-  mla::gfx9_prefill::fp8::attend_pieces(p, (mla::gfx9_prefill::LdsBytes)memory);
+  mla::gfx9_prefill::fp8::attend_pieces(p, mla::lds_address(memory));
 }

@@ -5,7 +5,6 @@
 #pragma once
 
 #include "kernels/prefill/gfx9/blocks.h"
-#include "kernels/prefill/gfx9/copies.h"
 #include "kernels/prefill/gfx950/shape.h"
 
 namespace mla::gfx9_prefill::fp8 {
@@ -60,7 +59,7 @@ class Blocks {
   // Block number `block`, and the next one on its way. masked: see cleared.
   __device__ __forceinline__ LdsBytes take(int32_t block, bool masked, const KeyBits<kBlockKeys>& bits,
                                            int32_t& unusable) const {
-    wait_for_copies();
+    wait_for_loads<0>();
     lds_barrier();  // the block is here for everyone, and everyone has done with the one before it
     if ((block + 1) * kBlockKeys < keys_) load(block + 1);
     const LdsBytes memory = memory_ + block % kStages * kBlockBytes;
@@ -98,12 +97,12 @@ class Blocks {
     const uint32_t chunk = ((lane % 4) ^ swizzle(row)) * 16;
 #pragma unroll
     for (int panel = 0; panel < kKeyPanels; ++panel) {
-      start_copy(target + panel * kPanelBytes, keys + panel * kPanelLine, key * sources_.key_stride + chunk);
+      copy_to_lds(keys + panel * kPanelLine, key * sources_.key_stride + chunk, target + panel * kPanelBytes);
     }
 #pragma unroll
     for (int panel = 0; panel < kValuePanels; ++panel) {
-      start_copy(target + kKeyBytes + panel * kPanelBytes, values + panel * kPanelLine,
-                 key * sources_.value_stride + chunk);
+      copy_to_lds(values + panel * kPanelLine, key * sources_.value_stride + chunk,
+                  target + kKeyBytes + panel * kPanelBytes);
     }
   }
 
