@@ -7,6 +7,7 @@
 #include "tests/native/decode_groups.h"
 #include "tests/native/helper_groups.h"
 #include "tests/native/rocm_groups.h"
+#include "tests/native/rocm_prefill_groups.h"
 
 namespace mla::test {
 namespace {
@@ -23,6 +24,8 @@ const std::map<std::string, std::function<void()>>& groups() {
       {"plan_rule", [] { test_plan_rule(device_with(1)); }},
       {"reduce", test_reduce},
       {"refusals", test_refusals},
+      {"prefill", test_prefill},
+      {"prefill_refusals", test_prefill_refusals},
   };
   return kGroups;
 }
