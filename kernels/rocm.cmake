@@ -27,8 +27,9 @@ foreach(source ${JAX_MLA_HIP_SOURCES})
     file(MAKE_DIRECTORY "${folder}")
     add_custom_command(
       OUTPUT "${object}"
-      COMMAND "${JAX_MLA_HIP_COMPILER}" ${JAX_MLA_HIP_FLAGS} --offload-arch=${architecture} -MD -MF "${object}.d"
-              -MT "${object}" "${CMAKE_CURRENT_LIST_DIR}/${source}" -o "${object}"
+      COMMAND "${JAX_MLA_HIP_COMPILER}" ${JAX_MLA_HIP_FLAGS} --offload-arch=${architecture}
+              -Xclang -dependency-file -Xclang "${object}.d" -Xclang -MT -Xclang "${object}"
+              "${CMAKE_CURRENT_LIST_DIR}/${source}" -o "${object}"
       DEPENDS "${CMAKE_CURRENT_LIST_DIR}/${source}"
       DEPFILE "${object}.d"
       COMMENT "Compiling ${source} for ${architecture}"

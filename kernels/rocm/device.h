@@ -313,6 +313,10 @@ __device__ __forceinline__ Element from_float(float x, bool saturate = false) {
     return {e4m3fn_bits(x, saturate)};
   } else if constexpr (std::is_same_v<Element, E4M3FNUZ>) {
     return {e4m3fnuz_bits(x, saturate)};
+  } else if constexpr (std::is_same_v<Element, F16>) {
+    // clang 22 makes of a product and this cast one v_fma_mixlo_f16 that adds +0, and so loses the sign of a -0.
+    asm("" : "+v"(x));
+    return static_cast<F16>(x);
   } else {
     return static_cast<Element>(x);
   }

@@ -215,8 +215,9 @@ inline void test_pack_kv() {
         }
         const uint32_t wanted = encode(output, to_fp8 && p.saturate ? saturated(output, x) : x);
         const uint32_t got = is_value ? v.code(row * kNope + c - kHeadDim) : k.code(row * kHeadDim + c);
-        report.expect(wanted == got, std::string("pack_kv ") + name_of(input) + " to " + name_of(output) + " column " +
-                                         std::to_string(c));
+        report.expect(wanted == got, std::string("pack_kv ") + name_of(input) + ", rope " + name_of(pe_type) + ", to " +
+                                         name_of(output) + " column " + std::to_string(c) + " is " +
+                                         std::to_string(got) + ", expected " + std::to_string(wanted));
       }
     }
   }

@@ -76,5 +76,12 @@ void mla_rocm_copy(int ordinal, char* text, size_t capacity) {
   give(mla::copy(to.data(), from.data(), 16, mla::Device{nullptr, ordinal}), text, capacity);
 }
 
+// What a call says where there is no runtime, and so no memory.
+void mla_rocm_refusal_without_runtime(char* text, size_t capacity) {
+  mla::MergeStatesParams params{};
+  params.rows = params.width = 1;
+  mla::test::give(mla::merge_states(params, mla::Device{nullptr, 0}), text, capacity);
+}
+
 #pragma GCC visibility pop
 }
