@@ -84,7 +84,7 @@ int main(int argc, char** argv) {
   mla::test::PrefillCases tiled{"the same all in e4m3fn", mla::test::run, /*any_scale=*/true};
   tiled.types = {{DType::kE4M3FN, DType::kE4M3FN, /*tiled=*/true}};
   for (const auto* group : {&alike, &mixed, &tiled}) {
-    emulator::machine.random.seed(static_cast<uint32_t>(seed));
+    mla::emulator::machine.random.seed(static_cast<uint32_t>(seed));
     group->run_all(cases, seed);
   }
   return mla::test::report.clean() ? 0 : 1;
