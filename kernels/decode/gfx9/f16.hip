@@ -9,10 +9,9 @@ __device__ __forceinline__ void decode_rows() {
 
 }  // namespace mla::gfx9
 
-#define MLA_DECODE(rows)                                                              \
+#define MLA_DECODE(rows)                                                                           \
   MLA_KERNEL __launch_bounds__(256) MLA_WAVES_A_SIMD(1) mla_decode_f16_##rows(mla::DecodeParams) { \
-    mla::gfx9::decode_rows<rows>();                                                             \
+    mla::gfx9::decode_rows<rows>();                                                                \
   }
 MLA_DECODE(32)
 MLA_DECODE(64)
-MLA_DECODE(128)

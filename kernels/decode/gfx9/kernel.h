@@ -12,14 +12,14 @@
 
 namespace mla::gfx9 {
 
-// Zeros for what is not finite in the values of tokens from `first` on, some of whose rows do not see them: their weight
-// of 0 would make it NaN. Rows that do see a NaN have a weight of NaN.
+// Zeros for what is not finite in the values of tokens from `first` on, some of whose rows do not see them: their
+// weight of 0 would make it NaN. Rows that do see a NaN have a weight of NaN.
 template <class Element>
-__device__ __forceinline__ void hide_nan(Block& block, int first, int end) {
+__device__ __forceinline__ void hide_nan(Block& block, int first, int end, int thread) {
   constexpr uint32_t kExponent = std::is_same_v<Element, F16> ? 0x7C00 : 0x7F80;
 #pragma clang loop unroll(disable) vectorize(disable)  // seldom needed
   for (int token = first; token < end; ++token) {
-    uint32_t& two = reinterpret_cast<uint32_t*>(block.latent[token])[threadIdx.x];
+    uint32_t& two = reinterpret_cast<uint32_t*>(block.latent[token])[thread];
     uint32_t bits = two;
     if ((bits & kExponent) == kExponent) bits &= 0xFFFF0000;
     if ((bits >> 16 & kExponent) == kExponent) bits &= 0x0000FFFF;
@@ -64,7 +64,7 @@ __device__ __forceinline__ void attend(const Job& job, const Visible<Shape>& vis
   const int row_group = wave / Shape::kTokenGroups, token_group = wave % Shape::kTokenGroups;
 #pragma unroll 1
   for (uint32_t first = job.begin; first < job.end; first += kTokens) {
-    Block& block = blocks.next(shared, first);
+    Block& block = blocks.next(shared, first, lane);
     Scores<Shape> scores;
     score_block<Element, Shape>(block, queries, token_group, lane, scores);
 
@@ -90,7 +90,7 @@ __device__ __forceinline__ void attend(const Job& job, const Visible<Shape>& vis
     if (visible.hidden < first + kTokens) {
       lds_barrier();  // everyone has read the keys
       const int32_t begin = max_of(static_cast<int32_t>(visible.hidden - first), 0);
-      hide_nan<Element>(block, begin, min_of(job.end - first, kTokens));
+      hide_nan<Element>(block, begin, min_of(job.end - first, kTokens), wave * kWave + lane_anew());
     }
     lds_barrier();
     rescale_output<Shape>(shared, lane, out);
@@ -107,8 +107,9 @@ struct Results {
 
 // Normalises and stores the rows that exist. Behind it all waves have done with the last block.
 template <class Out, class Shape, class Shared>
-__device__ __forceinline__ void store_rows(const Job& job, const Results<Out>& results, Shared& shared, const Softmax<Shape>& softmax,
-                                           const Output<Shape>& out, int wave, int lane) {
+__device__ __forceinline__ void store_rows(const Job& job, const Results<Out>& results, Shared& shared,
+                                           const Softmax<Shape>& softmax, const Output<Shape>& out, int wave,
+                                           int lane) {
   const int row_group = wave / Shape::kTokenGroups, token_group = wave % Shape::kTokenGroups;
 #pragma unroll
   for (int m = 0; m < Shape::kRowFragments; ++m) {
@@ -171,13 +172,14 @@ __device__ __forceinline__ void decode_part() {
   __shared__ Shared<Shape, Blocks::kStages> shared;
   const int32_t layer = first_params.layer == nullptr ? 0 : load_uniform(first_params.layer);
   if (layer < 0 || layer >= first_params.layers) return;
-  const int wave = wave_id(), lane = lane_id();
+  const int wave = wave_id();
   const int row_group = wave / Shape::kTokenGroups;
 
   Items items(first_params);
 #pragma unroll 1
   while (items.next(reread_params<DecodeParams>())) {
     const DecodeParams& p = reread_params<DecodeParams>();
+    const int lane = lane_anew();
     Tile tile;
     if (!find_tile(p, items.item(), tile)) continue;
     if (p.pages == 0) tile.kv_end = 0;
@@ -218,7 +220,7 @@ __device__ __forceinline__ void decode_part() {
     const DecodeParams& last = reread_params<DecodeParams>();
     const Results<Element> results{static_cast<Element*>(last.out), last.partial_out,
                                    job.direct ? last.lse : last.partial_lse};
-    store_rows<Element, Shape>(job, results, shared, softmax, out, wave, lane);
+    store_rows<Element, Shape>(job, results, shared, softmax, out, wave, lane_anew());
   }
 }
 

@@ -32,11 +32,19 @@ struct Shape {
   static_assert(kBlockTokens % kTokens == 0, "a plan cuts at multiples of kBlockTokens");
 };
 
-// A block of tokens as 16-bit elements. The latent columns of a token and its rope columns lie apart: the wave's 64 lanes
-// copy 1024 bytes at once, which are those of one token, or the rope of eight.
+// The lane's number, and the compiler does not know that it stays the same: what follows from it is computed where it
+// is used, instead of once in front of all loops, from where it would take registers throughout.
+__device__ __forceinline__ int lane_anew() {
+  int lane = lane_id();
+  asm volatile("" : "+v"(lane));
+  return lane & (kWave - 1);
+}
+
+// A block of tokens as 16-bit elements. The latent columns of a token and its rope columns lie apart: the wave's 64
+// lanes copy 1024 bytes at once, which are those of one token, or the rope of eight.
 //
-// Neighbouring tokens start four banks apart, so that the same 16 bytes of eight tokens, as the scores read them, are on
-// different banks. Rope keys have no room for that: chunk c of token t, 16 bytes, lies at c ^ (t % 8).
+// Neighbouring tokens start four banks apart, so that the same 16 bytes of eight tokens, as the scores read them, are
+// on different banks. Rope keys have no room for that: chunk c of token t, 16 bytes, lies at c ^ (t % 8).
 struct Block {
   static constexpr int kTokens = 32;
   static constexpr int kLatentStride = 2 * kLatent + 16;

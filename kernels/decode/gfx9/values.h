@@ -54,8 +54,8 @@ __device__ __forceinline__ void accumulate_block(const Shared& shared, const Blo
   load_values<Element, Shape>(block, wave, lane, values);
 #pragma unroll
   for (int m = 0; m < Shape::kOutRowFragments; ++m) {
-    const auto weights =
-        bits_as<Fragment<Element>>(*reinterpret_cast<const U32x4*>(&shared.weights[m * 16 + lane % 16][lane / 16 * 8]));
+    const auto* row = &shared.weights[m * 16 + lane % 16][lane / 16 * 8];
+    const auto weights = bits_as<Fragment<Element>>(*reinterpret_cast<const U32x4*>(row));
 #pragma unroll
     for (int f = 0; f < Shape::kOutFragments; ++f) out[m][f] = multiply(values[f], weights, out[m][f]);
   }
