@@ -1,6 +1,7 @@
 // Blocks of tokens on their way from the cache into LDS.
 #pragma once
 
+#include "kernels/decode/gfx9/formats.h"
 #include "kernels/decode/gfx9/tokens.h"
 
 namespace mla::gfx9 {
@@ -16,37 +17,13 @@ __device__ __forceinline__ void finish_tokens(Shared& shared, Block& block, uint
       const int token = wave * kWaveTokens + t;
       *reinterpret_cast<U32x4*>(block.latent[token] + lane * 16) = U32x4{};
       if (lane < Block::kRopeStride / 16) *reinterpret_cast<U32x4*>(block.rope[token] + lane * 16) = U32x4{};
+      if constexpr (Shared::kScaled) {
+        if (lane < kScaleGroups) shared.key_scales[lane][token] = 0;
+      }
     }
   }
   if (lane == 0) shared.valid[wave] = static_cast<uint8_t>(valid);
 }
-
-// Tokens as the matrix products read them, 16 bits an element: nine loads of 16 bytes a lane for the wave's eight
-// tokens, one for the latent columns of each and one for the rope columns of all.
-struct PlainFormat {
-  static constexpr int kTokenBytes = 2 * kWidth;
-  static constexpr int kLoads = kWaveTokens + 1;
-
-  // The rope's part of lane l: chunk l % 8 of what lies in LDS of token l / 8.
-  template <class Rows>
-  static __device__ __forceinline__ const unsigned char* rope_source(const Rows& rows, int lane) {
-    const int token = lane / 8, chunk = lane % 8 ^ token;
-    return rows.of_lane(token) + 2 * kLatent + chunk * 16;
-  }
-
-  template <class Rows>
-  static __device__ __forceinline__ U32x4 load(const Rows& rows, int lane, int i) {
-    const unsigned char* source =
-        i < kWaveTokens ? rows.base(i) + (lane * 16 + rows.offset(i)) : rope_source(rows, lane);
-    return *reinterpret_cast<const U32x4*>(source);
-  }
-
-  // `first`: the wave's first token in the block.
-  static __device__ __forceinline__ void store(Block& block, int first, int i, int lane, U32x4 part) {
-    unsigned char* target = i < kWaveTokens ? block.latent[first + i] : block.rope[first];
-    *reinterpret_cast<U32x4*>(target + lane * 16) = part;
-  }
-};
 
 #if defined(__gfx950__)
 // gfx950: copies that pass the registers, into a ring of blocks. While one block is worked on, the next are on their
@@ -55,6 +32,8 @@ template <class Source>
 class CopiedBlocks {
  public:
   using Tokens = Source;
+  static constexpr bool kScaled = false;
+  static constexpr int kTokenBytes = PlainFormat::kTokenBytes;
   static constexpr int kStages = 4;
   static constexpr int kAhead = kStages - 1;
   static constexpr int kTokens = Block::kTokens;
@@ -130,6 +109,8 @@ template <class Format, class Source>
 class LoadedBlocks {
  public:
   using Tokens = Source;
+  static constexpr bool kScaled = Format::kScaled;
+  static constexpr int kTokenBytes = Format::kTokenBytes;
   static constexpr int kStages = 1;
   static constexpr int kTokens = Block::kTokens;
 
@@ -158,13 +139,13 @@ class LoadedBlocks {
         valid_ = valid;
 #pragma unroll
         for (int i = 0; i < Format::kLoads; ++i) {
-          Format::store(block, wave_ * kWaveTokens, i, lane, parts_[i]);
+          Format::store(shared, block, wave_ * kWaveTokens, i, lane, parts_[i]);
           parts_[i] = Format::load(rows, lane, i);
         }
       });
     } else {
 #pragma unroll
-      for (int i = 0; i < Format::kLoads; ++i) Format::store(block, wave_ * kWaveTokens, i, lane, parts_[i]);
+      for (int i = 0; i < Format::kLoads; ++i) Format::store(shared, block, wave_ * kWaveTokens, i, lane, parts_[i]);
     }
     lookup_ = tokens_.look_up(begin + kTokens);
     finish_tokens(shared, block, present, wave_, lane);
@@ -180,12 +161,16 @@ class LoadedBlocks {
   const int wave_;
 };
 
+// The way of a format's blocks, whose tokens `Source<bytes a token>` finds.
+template <class Format, template <int> class Source>
+struct BlocksOf {
+  using Type = LoadedBlocks<Format, Source<Format::kTokenBytes>>;
+};
 #if defined(__gfx950__)
-template <class Source>
-using PlainBlocks = CopiedBlocks<Source>;
-#else
-template <class Source>
-using PlainBlocks = LoadedBlocks<PlainFormat, Source>;
+template <template <int> class Source>
+struct BlocksOf<PlainFormat, Source> {
+  using Type = CopiedBlocks<Source<PlainFormat::kTokenBytes>>;
+};
 #endif
 
 }  // namespace mla::gfx9

@@ -1,12 +1,10 @@
 // Where the tokens of a block lie in the cache: the rows of eight neighbours, which one wave loads.
 #pragma once
 
-#include "kernels/decode/gfx9/shape.h"
+#include "kernels/decode/gfx9/formats.h"
 #include "kernels/decode/work.cuh"
 
 namespace mla::gfx9 {
-
-constexpr int kWaveTokens = 8;
 
 // A value that every lane reads alike, through the scalar cache: waiting for it does not wait for the loads of tokens.
 // No kernel that runs beside this one writes it.
