@@ -1,4 +1,4 @@
-// JAX's names of the element types, for messages.
+// Names of the element types: JAX's, for messages, and short ones, for the names of kernels.
 #pragma once
 
 #include "kernels/params.h"
@@ -14,6 +14,17 @@ inline const char* name_of(DType dtype) {
     case DType::kE4M3FNUZ: return "float8_e4m3fnuz";
   }
   return "an unknown dtype";
+}
+
+inline const char* short_name_of(DType dtype) {
+  switch (dtype) {
+    case DType::kF32: return "f32";
+    case DType::kBF16: return "bf16";
+    case DType::kF16: return "f16";
+    case DType::kE4M3FN: return "e4m3fn";
+    case DType::kE4M3FNUZ: return "e4m3fnuz";
+  }
+  return "unknown";
 }
 
 }  // namespace mla

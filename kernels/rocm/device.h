@@ -72,6 +72,21 @@ static __device__ __forceinline__ void __syncthreads() {
   __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }
 
+// <cmath>'s, which has no functions for devices.
+#define INFINITY __builtin_inff()
+#define NAN __builtin_nanf("")
+static __device__ __forceinline__ float expf(float x) { return __builtin_elementwise_exp(x); }
+static __device__ __forceinline__ float logf(float x) { return __builtin_elementwise_log(x); }
+static __device__ __forceinline__ float fabsf(float x) { return __builtin_fabsf(x); }
+static __device__ __forceinline__ float fmaxf(float a, float b) {
+  return __builtin_fmaxf(a, b);
+}  // of a number and NaN
+static __device__ __forceinline__ float fmaf(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+static __device__ __forceinline__ bool isfinite(float x) { return __builtin_fabsf(x) < INFINITY; }
+
+static __device__ __forceinline__ float __uint_as_float(uint32_t bits) { return __builtin_bit_cast(float, bits); }
+static __device__ __forceinline__ uint32_t __float_as_uint(float x) { return __builtin_bit_cast(uint32_t, x); }
+
 // Atomics of whole numbers, relaxed, in LDS or memory; what was there before is returned.
 static __device__ __forceinline__ int32_t atomicAdd(int32_t* address, int32_t value) {
   return __hip_atomic_fetch_add(address, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
@@ -91,7 +106,6 @@ static __device__ __forceinline__ int32_t atomicCAS(int32_t* address, int32_t ex
 namespace mla {
 
 constexpr int kWave = 64;
-constexpr float kInfinity = __builtin_inff();
 
 #if defined(__gfx950__)
 constexpr bool kGfx950 = true;  // else gfx942
@@ -112,15 +126,24 @@ __device__ __forceinline__ Target bits_as(Source source) {
 // --- Vectors as registers and memory hold them.
 using U32x2 = uint32_t __attribute__((ext_vector_type(2)));
 using U32x4 = uint32_t __attribute__((ext_vector_type(4)));
+using I32x4 = int32_t __attribute__((ext_vector_type(4)));
 using F32x2 = float __attribute__((ext_vector_type(2)));
 using F32x4 = float __attribute__((ext_vector_type(4)));
 using F32x16 = float __attribute__((ext_vector_type(16)));
+
+__device__ __forceinline__ I32x4 i32x4(int32_t x, int32_t y, int32_t z, int32_t w) { return I32x4{x, y, z, w}; }
 
 // kCount elements that are read or written in one access.
 template <class Element, int kCount>
 struct alignas(sizeof(Element) * kCount) Vector {
   Element at[kCount];
 };
+
+// What no thread writes while the kernel runs.
+template <class T>
+__device__ __forceinline__ T read_only(const T* source) {
+  return *source;
+}
 
 // Bytes that nobody reads again soon do not displace others in the caches.
 template <class T>
@@ -137,6 +160,12 @@ __device__ __forceinline__ int lane_id() { return __builtin_amdgcn_mbcnt_hi(~0u,
 
 // What lane 0 of those that are active holds, in a scalar register.
 __device__ __forceinline__ int32_t uniform(int32_t value) { return __builtin_amdgcn_readfirstlane(value); }
+
+// The same number in a vector register: for numbers of all lanes, where scalar registers are too few for them.
+__device__ __forceinline__ int32_t in_vector_register(int32_t value) {
+  asm("" : "+v"(value));
+  return value;
+}
 
 // The wave's number in its block, of one axis of threads.
 __device__ __forceinline__ int wave_id() { return uniform(static_cast<int>(__builtin_amdgcn_workitem_id_x()) / kWave); }
@@ -157,7 +186,9 @@ __device__ __forceinline__ T shuffle_up(T value, int distance) {
   return shuffle(value, lane < distance ? lane : lane - distance);
 }
 
-__device__ __forceinline__ uint64_t ballot(bool predicate) { return __builtin_amdgcn_ballot_w64(predicate); }
+using LaneMask = uint64_t;
+__device__ __forceinline__ LaneMask ballot(bool predicate) { return __builtin_amdgcn_ballot_w64(predicate); }
+__device__ __forceinline__ int first_lane(LaneMask lanes) { return __builtin_ctzll(lanes); }
 __device__ __forceinline__ bool any_lane(bool predicate) { return ballot(predicate) != 0; }
 __device__ __forceinline__ bool all_lanes(bool predicate) { return ballot(!predicate) == 0; }
 
@@ -199,6 +230,10 @@ struct Smallest {
   __device__ __forceinline__ int32_t operator()(int32_t a, int32_t b) const { return a < b ? a : b; }
 };
 
+__device__ __forceinline__ int32_t wave_sum(int32_t value) { return reduce_over_wave(value, Add()); }
+__device__ __forceinline__ int32_t wave_max(int32_t value) { return reduce_over_wave(value, Largest()); }
+__device__ __forceinline__ int32_t wave_min(int32_t value) { return reduce_over_wave(value, Smallest()); }
+
 // What lanes of this wave wrote to LDS is seen by its other lanes: a wave's LDS instructions are executed in order, so
 // that only the compiler must not reorder.
 __device__ __forceinline__ void wave_barrier() {
@@ -214,13 +249,10 @@ __device__ __forceinline__ void lds_barrier() {
   __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup", "local");
 }
 
-// --- Mathematics. The approximate ones are one instruction each, whose results are within 1 ulp, without denormals.
+// --- Approximations of one instruction each, whose results are within 1 ulp, without denormals.
 __device__ __forceinline__ float exp2_approximate(float x) { return __builtin_amdgcn_exp2f(x); }
 __device__ __forceinline__ float log2_approximate(float x) { return __builtin_amdgcn_logf(x); }
 __device__ __forceinline__ float reciprocal_approximate(float x) { return __builtin_amdgcn_rcpf(x); }
-__device__ __forceinline__ float exponential(float x) { return __builtin_elementwise_exp(x); }
-__device__ __forceinline__ float natural_log(float x) { return __builtin_elementwise_log(x); }
-__device__ __forceinline__ bool is_finite(float x) { return __builtin_fabsf(x) < kInfinity; }
 
 // --- Elements.
 using BF16 = __bf16;
@@ -246,11 +278,11 @@ __device__ __forceinline__ float shifted_e4m3(uint8_t bits) {
 }
 __device__ __forceinline__ float to_float(E4M3FN x) {
   if constexpr (kGfx950) return __builtin_amdgcn_cvt_f32_fp8(x.bits, 0);
-  return (x.bits & 0x7F) == 0x7F ? __builtin_nanf("") : shifted_e4m3(x.bits) * 256.0f;
+  return (x.bits & 0x7F) == 0x7F ? NAN : shifted_e4m3(x.bits) * 256.0f;
 }
 __device__ __forceinline__ float to_float(E4M3FNUZ x) {
   if constexpr (!kGfx950) return __builtin_amdgcn_cvt_f32_fp8(x.bits, 0);
-  return x.bits == 0x80 ? __builtin_nanf("") : shifted_e4m3(x.bits) * 128.0f;
+  return x.bits == 0x80 ? NAN : shifted_e4m3(x.bits) * 128.0f;
 }
 
 // A value that the architecture's 8-bit type cannot hold: the largest one with its sign, or NaN. What is left needs no
@@ -261,7 +293,7 @@ __device__ __forceinline__ float fit_native_e4m3(float x, bool saturate) {
   const float magnitude = __builtin_fabsf(x);
   if (saturate) return magnitude > kLargest ? __builtin_copysignf(kLargest, x) : x;
   const bool lost = kGfx950 ? magnitude > kFirstLost : magnitude >= kFirstLost;
-  return lost ? __builtin_nanf("") : x;
+  return lost ? NAN : x;
 }
 
 // Two values as 8-bit codes, the first in the low byte; kHigh: in the upper half of `old`, else in the lower.
@@ -281,6 +313,10 @@ __device__ __forceinline__ Element from_float(float x, bool saturate = false) {
     return {e4m3fn_bits(x, saturate)};
   } else if constexpr (std::is_same_v<Element, E4M3FNUZ>) {
     return {e4m3fnuz_bits(x, saturate)};
+  } else if constexpr (std::is_same_v<Element, F16>) {
+    // clang 22 makes of a product and this cast one v_fma_mixlo_f16 that adds +0, and so loses the sign of a -0.
+    asm("" : "+v"(x));
+    return static_cast<F16>(x);
   } else {
     return static_cast<Element>(x);
   }
