@@ -10,13 +10,11 @@ namespace mla {
 using LdsBytes = MLA_LDS unsigned char*;
 
 // Of what lies in LDS and is pointed to as if it might lie anywhere.
-__device__ __forceinline__ LdsBytes lds_address(const void* place) {
-  return (LdsBytes)const_cast<void*>(place);
-}
+__device__ __forceinline__ LdsBytes lds_address(const void* place) { return (LdsBytes) const_cast<void*>(place); }
 
 #if defined(__gfx950__)
-// Four elements of 16 bits that lie in the LDS of other lanes: lane i of 16 gets, as its q-th, element i % 4 of the eight
-// bytes at the address that lane 4 * q + i / 4 of the 16 gave.
+// Four elements of 16 bits that lie in the LDS of other lanes: lane i of 16 gets, as its q-th, element i % 4 of the
+// eight bytes at the address that lane 4 * q + i / 4 of the 16 gave.
 __device__ __forceinline__ U32x2 lds_read_transposed(LdsBytes address) {
   using Bits = short __attribute__((ext_vector_type(4)));
   return bits_as<U32x2>(__builtin_amdgcn_ds_read_tr16_b64_v4i16(reinterpret_cast<MLA_LDS Bits*>(address)));

@@ -1,7 +1,7 @@
 // Matrix products of a wave. D = A B + C in fp32, of 16 x 32 by 32 x 16 elements of 16 bits.
 //
-// Lane l holds eight elements of A's row l % 16 and of B's column l % 16, those with k = 8 * (l / 16) + e; and of C and D
-// the rows 4 * (l / 16) + r of column l % 16. gfx950 has the product as one instruction. gfx942 takes two of half the
+// Lane l holds eight elements of A's row l % 16 and of B's column l % 16, those with k = 8 * (l / 16) + e; and of C and
+// D the rows 4 * (l / 16) + r of column l % 16. gfx950 has the product as one instruction. gfx942 takes two of half the
 // depth, and each has the k that a lane holds: for both operands alike, so that the sum is the same.
 #pragma once
 
@@ -11,7 +11,6 @@ namespace mla {
 
 template <class Element>
 using Fragment = Element __attribute__((ext_vector_type(8)));
-
 
 constexpr int kProductDepth = 32;
 

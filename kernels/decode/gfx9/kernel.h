@@ -12,18 +12,21 @@
 
 namespace mla::gfx9 {
 
-// Zeros for what is not finite in the values of tokens from `first` on, some of whose rows do not see them: their weight
-// of 0 would make it NaN. Rows that do see a NaN have a weight of NaN.
-template <class Element>
-__device__ __forceinline__ void hide_nan(Block& block, int first, int end) {
+// Zeros for what is not finite in the values of tokens from `first` on, some of whose rows do not see them: their
+// weight of 0 would make it NaN. Rows that do see a NaN have a weight of NaN.
+template <class Element, class Shared>
+__device__ __forceinline__ void hide_nan(Shared& shared, Block& block, int first, int end, int thread) {
   constexpr uint32_t kExponent = std::is_same_v<Element, F16> ? 0x7C00 : 0x7F80;
 #pragma clang loop unroll(disable) vectorize(disable)  // seldom needed
   for (int token = first; token < end; ++token) {
-    uint32_t& two = reinterpret_cast<uint32_t*>(block.latent[token])[threadIdx.x];
+    uint32_t& two = reinterpret_cast<uint32_t*>(block.latent[token])[thread];
     uint32_t bits = two;
     if ((bits & kExponent) == kExponent) bits &= 0xFFFF0000;
     if ((bits >> 16 & kExponent) == kExponent) bits &= 0x0000FFFF;
     two = bits;
+    if constexpr (Shared::kScaled) {
+      if (thread < kScaleGroups && !is_finite(shared.key_scales[thread][token])) shared.key_scales[thread][token] = 0;
+    }
   }
 }
 
@@ -64,9 +67,9 @@ __device__ __forceinline__ void attend(const Job& job, const Visible<Shape>& vis
   const int row_group = wave / Shape::kTokenGroups, token_group = wave % Shape::kTokenGroups;
 #pragma unroll 1
   for (uint32_t first = job.begin; first < job.end; first += kTokens) {
-    Block& block = blocks.next(shared, first);
+    Block& block = blocks.next(shared, first, lane);
     Scores<Shape> scores;
-    score_block<Element, Shape>(block, queries, token_group, lane, scores);
+    score_block<Element, Shape>(shared, block, queries, token_group, lane, scores);
 
     int32_t seen[Shape::kRowFragments];
 #pragma unroll
@@ -90,7 +93,7 @@ __device__ __forceinline__ void attend(const Job& job, const Visible<Shape>& vis
     if (visible.hidden < first + kTokens) {
       lds_barrier();  // everyone has read the keys
       const int32_t begin = max_of(static_cast<int32_t>(visible.hidden - first), 0);
-      hide_nan<Element>(block, begin, min_of(job.end - first, kTokens));
+      hide_nan<Element>(shared, block, begin, min_of(job.end - first, kTokens), wave * kWave + lane_anew());
     }
     lds_barrier();
     rescale_output<Shape>(shared, lane, out);
@@ -107,8 +110,9 @@ struct Results {
 
 // Normalises and stores the rows that exist. Behind it all waves have done with the last block.
 template <class Out, class Shape, class Shared>
-__device__ __forceinline__ void store_rows(const Job& job, const Results<Out>& results, Shared& shared, const Softmax<Shape>& softmax,
-                                           const Output<Shape>& out, int wave, int lane) {
+__device__ __forceinline__ void store_rows(const Job& job, const Results<Out>& results, Shared& shared,
+                                           const Softmax<Shape>& softmax, const Output<Shape>& out, int wave,
+                                           int lane) {
   const int row_group = wave / Shape::kTokenGroups, token_group = wave % Shape::kTokenGroups;
 #pragma unroll
   for (int m = 0; m < Shape::kRowFragments; ++m) {
@@ -164,20 +168,32 @@ __device__ __forceinline__ const Params& reread_params() {
   return *(const Params*)arguments;
 }
 
-template <class Element, class Shape, class Blocks>
+// k_scale of the layer, by which scores and values are multiplied.
+template <class Params>
+__device__ __forceinline__ float key_scale(const Params& p, int32_t layer) {
+  if (p.k_scale == nullptr) return 1;
+  return bits_as<float>(load_uniform(reinterpret_cast<const int32_t*>(p.k_scale) + (p.k_scales > 1 ? layer : 0)));
+}
+template <class Params>
+__device__ __forceinline__ float query_scale(const Params& p) {
+  return p.q_scale == nullptr ? 1 : bits_as<float>(load_uniform(reinterpret_cast<const int32_t*>(p.q_scale)));
+}
+
+// `Query`: the elements of the queries; `Element`: those of the products; `Out`: those of out.
+template <class Query, class Element, class Out, class Shape, class Blocks>
 __device__ __forceinline__ void decode_part() {
   const DecodeParams& first_params = reread_params<DecodeParams>();
-  constexpr int kTokenBytes = PlainFormat::kTokenBytes;
-  __shared__ Shared<Shape, Blocks::kStages> shared;
+  __shared__ Shared<Shape, Blocks::kStages, Blocks::kScaled> shared;
   const int32_t layer = first_params.layer == nullptr ? 0 : load_uniform(first_params.layer);
   if (layer < 0 || layer >= first_params.layers) return;
-  const int wave = wave_id(), lane = lane_id();
+  const int wave = wave_id();
   const int row_group = wave / Shape::kTokenGroups;
 
   Items items(first_params);
 #pragma unroll 1
   while (items.next(reread_params<DecodeParams>())) {
     const DecodeParams& p = reread_params<DecodeParams>();
+    const int lane = lane_anew();
     Tile tile;
     if (!find_tile(p, items.item(), tile)) continue;
     if (p.pages == 0) tile.kv_end = 0;
@@ -187,13 +203,13 @@ __device__ __forceinline__ void decode_part() {
     const int32_t partial = mla::uniform(tile.partial);
     const bool direct = partial < 0;
     const unsigned char* layer_begin =
-        static_cast<const unsigned char*>(p.cache) + layer * p.pages * p.page_size * kTokenBytes;
+        static_cast<const unsigned char*>(p.cache) + layer * p.pages * p.page_size * Blocks::kTokenBytes;
     job.first_out_row = direct ? job.first_row : int64_t{partial} * p.plan.tile_rows;
     job.direct = direct;
     job.begin = mla::uniform(tile.kv_begin);
     job.end = mla::uniform(max_of(tile.kv_end, tile.kv_begin));
-    job.scale = p.scale * kLog2E;
-    job.value_scale = 1;
+    job.value_scale = key_scale(p, layer);
+    job.scale = p.scale * kLog2E * job.value_scale * query_scale(p);
 
     Visible<Shape> visible;
 #pragma unroll
@@ -203,7 +219,7 @@ __device__ __forceinline__ void decode_part() {
     }
     visible.hidden = mla::uniform(visible_end(p, tile, 0));
     Queries<Element, Shape> queries;
-    load_queries<Element, Shape>(p, job.first_row, job.rows, row_group, lane, queries);
+    load_queries<Query, Element, Shape>(p, job.first_row, job.rows, row_group, lane, queries);
     wait_for_queries<Element, Shape>(queries);
     Softmax<Shape> softmax;
 #pragma unroll
@@ -216,9 +232,8 @@ __device__ __forceinline__ void decode_part() {
     Blocks blocks(shared, typename Blocks::Tokens(p, tile, job.end, layer_begin), job.begin, wave, lane);
     attend<Element, Shape>(job, visible, queries, blocks, shared, wave, lane, softmax, out);
     const DecodeParams& last = reread_params<DecodeParams>();
-    const Results<Element> results{static_cast<Element*>(last.out), last.partial_out,
-                                   job.direct ? last.lse : last.partial_lse};
-    store_rows<Element, Shape>(job, results, shared, softmax, out, wave, lane);
+    const Results<Out> results{static_cast<Out*>(last.out), last.partial_out, job.direct ? last.lse : last.partial_lse};
+    store_rows<Out, Shape>(job, results, shared, softmax, out, wave, lane_anew());
   }
 }
 

@@ -5,8 +5,14 @@
 
 namespace mla::gfx9 {
 
-// (query, head) rows of a tile. A tile runs in the next larger instance, whose last rows then do not exist.
-inline constexpr int32_t kTileSizes[] = {16, 32, 64, 128};
-inline constexpr int32_t kInstanceRows[] = {32, 64, 128};
+constexpr int kThreads = 256;  // of a workgroup
+
+// (query, head) rows of a tile.
+inline constexpr int32_t kTileSizes[] = {16, 32, 64};
+
+// The instance in which a tile of so many rows runs, with rows at its end that do not exist; 0: none.
+inline int32_t instance_rows(int32_t tile_rows) {
+  return tile_rows < 1 ? 0 : tile_rows <= 32 ? 32 : tile_rows <= 64 ? 64 : 0;
+}
 
 }  // namespace mla::gfx9

@@ -1,12 +1,13 @@
 // Blocks of tokens on their way from the cache into LDS.
 #pragma once
 
+#include "kernels/decode/gfx9/formats.h"
 #include "kernels/decode/gfx9/tokens.h"
 
 namespace mla::gfx9 {
 
-// What a wave does with its eight tokens once they are in LDS: those that do not exist become zeros, since a weight of 0
-// would make a NaN of a NaN, and the others learn which they are.
+// What a wave does with its eight tokens once they are in LDS: those that do not exist become zeros, since a weight of
+// 0 would make a NaN of a NaN, and the others learn which they are.
 template <class Shared>
 __device__ __forceinline__ void finish_tokens(Shared& shared, Block& block, uint32_t valid, int wave, int lane) {
   if (valid != (1u << kWaveTokens) - 1) {
@@ -16,51 +17,30 @@ __device__ __forceinline__ void finish_tokens(Shared& shared, Block& block, uint
       const int token = wave * kWaveTokens + t;
       *reinterpret_cast<U32x4*>(block.latent[token] + lane * 16) = U32x4{};
       if (lane < Block::kRopeStride / 16) *reinterpret_cast<U32x4*>(block.rope[token] + lane * 16) = U32x4{};
+      if constexpr (Shared::kScaled) {
+        if (lane < kScaleGroups) shared.key_scales[lane][token] = 0;
+      }
     }
   }
   if (lane == 0) shared.valid[wave] = static_cast<uint8_t>(valid);
 }
 
-// Tokens as the matrix products read them, 16 bits an element: nine loads of 16 bytes a lane for the wave's eight tokens,
-// one for the latent columns of each and one for the rope columns of all.
-struct PlainFormat {
-  static constexpr int kTokenBytes = 2 * kWidth;
-  static constexpr int kLoads = kWaveTokens + 1;
-
-  // The rope's part of lane l: chunk l % 8 of what lies in LDS of token l / 8.
-  template <class Rows>
-  static __device__ __forceinline__ const unsigned char* rope_source(const Rows& rows, int lane) {
-    const int token = lane / 8, chunk = lane % 8 ^ token;
-    return rows.of_lane(token) + 2 * kLatent + chunk * 16;
-  }
-
-  template <class Rows>
-  static __device__ __forceinline__ U32x4 load(const Rows& rows, int lane, int i) {
-    const unsigned char* source = i < kWaveTokens ? rows.at(i) + lane * 16 : rope_source(rows, lane);
-    return *reinterpret_cast<const U32x4*>(source);
-  }
-
-  // `first`: the wave's first token in the block.
-  static __device__ __forceinline__ void store(Block& block, int first, int i, int lane, U32x4 part) {
-    unsigned char* target = i < kWaveTokens ? block.latent[first + i] : block.rope[first];
-    *reinterpret_cast<U32x4*>(target + lane * 16) = part;
-  }
-};
-
 #if defined(__gfx950__)
-// gfx950: copies that pass the registers, into a ring of blocks. While one block is worked on, the next are on their way,
-// enough of them to hide the latency of memory.
+// gfx950: copies that pass the registers, into a ring of blocks. While one block is worked on, the next are on their
+// way, enough of them to hide the latency of memory.
 template <class Source>
 class CopiedBlocks {
  public:
   using Tokens = Source;
+  static constexpr bool kScaled = false;
+  static constexpr int kTokenBytes = PlainFormat::kTokenBytes;
   static constexpr int kStages = 4;
   static constexpr int kAhead = kStages - 1;
   static constexpr int kTokens = Block::kTokens;
 
   template <class Shared>
   __device__ __forceinline__ CopiedBlocks(Shared& shared, const Tokens& tokens, uint32_t first, int wave, int lane)
-      : tokens_(tokens), wave_(wave), lane_(lane) {
+      : tokens_(tokens), wave_(wave) {
     const uint32_t own = first + wave * kWaveTokens;
 #pragma unroll 1
     for (int i = 0; i < kAhead; ++i) {
@@ -68,7 +48,7 @@ class CopiedBlocks {
       if (first + i * kTokens >= tokens_.end) break;
       tokens_.with_rows(tokens_.look_up(begin), begin, [&](const auto& rows, uint32_t valid) {
         valid_ |= valid << i * kWaveTokens;
-        copy(rows, shared.blocks[i]);
+        copy(rows, lane, shared, i);
       });
     }
     lookup_ = tokens_.look_up(own + kAhead * kTokens);
@@ -76,7 +56,7 @@ class CopiedBlocks {
 
   // The block that begins with token `first`, once all waves' tokens are there. They have done with the one before.
   template <class Shared>
-  __device__ __forceinline__ Block& next(Shared& shared, uint32_t first) {
+  __device__ __forceinline__ Block& next(Shared& shared, uint32_t first, int lane) {
     constexpr int kLoads = PlainFormat::kLoads;
     Block& block = shared.blocks[stage_];
     const uint32_t left = tokens_.end - first;  // not 0
@@ -86,64 +66,70 @@ class CopiedBlocks {
       wait_for_loads<kLoads>();
     else
       wait_for_loads<0>();
-    finish_tokens(shared, block, valid_ & 0xFF, wave_, lane_);
+    finish_tokens(shared, block, valid_ & 0xFF, wave_, lane);
     lds_barrier();
     const uint32_t begin = first + kAhead * kTokens + wave_ * kWaveTokens;
     valid_ >>= kWaveTokens;
     if (left > kAhead * kTokens) {
       tokens_.with_rows(lookup_, begin, [&](const auto& rows, uint32_t valid) {
         valid_ |= valid << (kAhead - 1) * kWaveTokens;
-        copy(rows, shared.blocks[stage_ == 0 ? kAhead : stage_ - 1]);
+        copy(rows, lane, shared, (stage_ + kAhead) % kStages);
       });
     }
     lookup_ = tokens_.look_up(begin + kTokens);
-    stage_ = stage_ == kAhead ? 0 : stage_ + 1;
+    stage_ = (stage_ + 1) % kStages;
     return block;
   }
 
  private:
-  template <class Rows>
-  __device__ __forceinline__ void copy(const Rows& rows, Block& block) const {
+  template <class Rows, class Shared>
+  __device__ __forceinline__ void copy(const Rows& rows, int lane, Shared& shared, uint32_t stage) const {
+    // Addresses in LDS from its begin on: of a pointer the compiler would ask whether it is null.
+    const LdsBytes block = lds_address(&shared.blocks[0]) + stage * sizeof(Block);
     const int first = wave_ * kWaveTokens;
 #pragma unroll
     for (int t = 0; t < kWaveTokens; ++t) {
-      copy_to_lds(rows.at(t), lane_ * 16, lds_address(block.latent[first + t]));
+      copy_to_lds(rows.base(t), lane * 16 + rows.offset(t),
+                  block + offsetof(Block, latent) + (first + t) * Block::kLatentStride);
     }
-    copy_to_lds(PlainFormat::rope_source(rows, lane_), lds_address(block.rope[first]));
+    copy_to_lds(PlainFormat::rope_source(rows, lane), block + offsetof(Block, rope) + first * Block::kRopeStride);
   }
 
   const Tokens tokens_;
   typename Tokens::Lookup lookup_;  // of the block that is copied next
   uint32_t valid_ = 0;              // of the blocks on their way, a byte each
-  int stage_ = 0;
-  const int wave_, lane_;
+  uint32_t stage_ = 0;
+  const int wave_;
 };
 #endif
 
-// Through registers, into one block: as soon as a register has been written to LDS, it takes its part of the next block.
+// Through registers, into one block: as soon as a register has been written to LDS, it takes its part of the next
+// block.
 template <class Format, class Source>
 class LoadedBlocks {
  public:
   using Tokens = Source;
+  static constexpr bool kScaled = Format::kScaled;
+  static constexpr int kTokenBytes = Format::kTokenBytes;
   static constexpr int kStages = 1;
   static constexpr int kTokens = Block::kTokens;
 
   template <class Shared>
   __device__ __forceinline__ LoadedBlocks(Shared&, const Tokens& tokens, uint32_t first, int wave, int lane)
-      : tokens_(tokens), wave_(wave), lane_(lane) {
+      : tokens_(tokens), wave_(wave) {
     const uint32_t own = first + wave * kWaveTokens;
     if (first < tokens_.end) {
       tokens_.with_rows(tokens_.look_up(own), own, [&](const auto& rows, uint32_t valid) {
         valid_ = valid;
 #pragma unroll
-        for (int i = 0; i < Format::kLoads; ++i) parts_[i] = Format::load(rows, lane_, i);
+        for (int i = 0; i < Format::kLoads; ++i) parts_[i] = Format::load(rows, lane, i);
       });
     }
     lookup_ = tokens_.look_up(own + kTokens);
   }
 
   template <class Shared>
-  __device__ __forceinline__ Block& next(Shared& shared, uint32_t first) {
+  __device__ __forceinline__ Block& next(Shared& shared, uint32_t first, int lane) {
     Block& block = shared.blocks[0];
     const uint32_t begin = first + kTokens + wave_ * kWaveTokens;
     const uint32_t present = valid_;
@@ -153,16 +139,16 @@ class LoadedBlocks {
         valid_ = valid;
 #pragma unroll
         for (int i = 0; i < Format::kLoads; ++i) {
-          Format::store(block, wave_ * kWaveTokens, i, lane_, parts_[i]);
-          parts_[i] = Format::load(rows, lane_, i);
+          Format::store(shared, block, wave_ * kWaveTokens, i, lane, parts_[i]);
+          parts_[i] = Format::load(rows, lane, i);
         }
       });
     } else {
 #pragma unroll
-      for (int i = 0; i < Format::kLoads; ++i) Format::store(block, wave_ * kWaveTokens, i, lane_, parts_[i]);
+      for (int i = 0; i < Format::kLoads; ++i) Format::store(shared, block, wave_ * kWaveTokens, i, lane, parts_[i]);
     }
     lookup_ = tokens_.look_up(begin + kTokens);
-    finish_tokens(shared, block, present, wave_, lane_);
+    finish_tokens(shared, block, present, wave_, lane);
     lds_barrier();
     return block;
   }
@@ -172,15 +158,19 @@ class LoadedBlocks {
   typename Tokens::Lookup lookup_;
   U32x4 parts_[Format::kLoads];
   uint32_t valid_ = 0;
-  const int wave_, lane_;
+  const int wave_;
 };
 
+// The way of a format's blocks, whose tokens `Source<bytes a token>` finds.
+template <class Format, template <int> class Source>
+struct BlocksOf {
+  using Type = LoadedBlocks<Format, Source<Format::kTokenBytes>>;
+};
 #if defined(__gfx950__)
-template <class Source>
-using PlainBlocks = CopiedBlocks<Source>;
-#else
-template <class Source>
-using PlainBlocks = LoadedBlocks<PlainFormat, Source>;
+template <template <int> class Source>
+struct BlocksOf<PlainFormat, Source> {
+  using Type = CopiedBlocks<Source<PlainFormat::kTokenBytes>>;
+};
 #endif
 
 }  // namespace mla::gfx9

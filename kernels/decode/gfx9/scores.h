@@ -1,10 +1,12 @@
 // S^T = K Q^T for a block of tokens, and the weights that follow from it.
 #pragma once
 
-#include "kernels/decode/gfx9/shape.h"
+#include "kernels/decode/gfx9/formats.h"
 #include "kernels/decode/softmax.h"
 
 namespace mla::gfx9 {
+
+constexpr int kLatentSteps = kLatent / kProductDepth;
 
 // A wave's queries: lane l has columns 32 * k + 8 * (l / 16) + e of row l % 16 of each 16.
 template <class Element, class Shape>
@@ -14,8 +16,25 @@ using Queries = Fragment<Element>[Shape::kRowFragments][Shape::kSteps];
 template <class Shape>
 using Scores = F32x4[Shape::kRowFragments][Shape::kTokenFragments];
 
+// Eight elements of a query, from 16-bit elements or from the architecture's 8-bit ones.
+template <class Element, class Query>
+__device__ __forceinline__ Fragment<Element> load_eight(const Query* source, bool exists) {
+  if constexpr (sizeof(Query) == 2) {
+    static_assert(std::is_same_v<Element, Query>);
+    U32x4 bits = *reinterpret_cast<const U32x4*>(source);
+    if (!exists) bits = U32x4{};
+    return bits_as<Fragment<Element>>(bits);
+  } else {
+    U32x2 codes = *reinterpret_cast<const U32x2*>(source);
+    if (!exists) codes = U32x2{};
+    const uint32_t left = codes.x, right = codes.y;
+    return bits_as<Fragment<Element>>(U32x4{unpack_two<Element, false>(left), unpack_two<Element, true>(left),
+                                            unpack_two<Element, false>(right), unpack_two<Element, true>(right)});
+  }
+}
+
 // Rows that do not exist are 0.
-template <class Element, class Shape, class Params>
+template <class Query, class Element, class Shape, class Params>
 __device__ __forceinline__ void load_queries(const Params& p, int64_t first_row, int32_t rows, int row_group, int lane,
                                              Queries<Element, Shape>& queries) {
 #pragma unroll
@@ -23,29 +42,50 @@ __device__ __forceinline__ void load_queries(const Params& p, int64_t first_row,
     const int row = (row_group * Shape::kRowFragments + m) * 16 + lane % 16;
     const bool exists = row < rows;
     const int64_t global_row = first_row + (exists ? row : 0);
-    const Element* latent = static_cast<const Element*>(p.q_latent) + global_row * p.q_latent_stride;
-    const Element* rope = static_cast<const Element*>(p.q_rope) + global_row * p.q_rope_stride;
+    const Query* latent = static_cast<const Query*>(p.q_latent) + global_row * p.q_latent_stride;
+    const Query* rope = static_cast<const Query*>(p.q_rope) + global_row * p.q_rope_stride;
 #pragma unroll
     for (int k = 0; k < Shape::kSteps; ++k) {
       const int column = k * kProductDepth + lane / 16 * 8;
-      const Element* source = k * kProductDepth < kLatent ? latent + column : rope + column - kLatent;
-      U32x4 bits = *reinterpret_cast<const U32x4*>(source);
-      if (!exists) bits = U32x4{};
-      queries[m][k] = bits_as<Fragment<Element>>(bits);
+      queries[m][k] = load_eight<Element>(k < kLatentSteps ? latent + column : rope + column - kLatent, exists);
     }
   }
 }
 
-template <class Element, class Shape>
-__device__ __forceinline__ void score_block(const Block& block, const Queries<Element, Shape>& queries, int token_group,
-                                            int lane, Scores<Shape>& scores) {
-  constexpr int kProducts = Shape::kRowFragments * Shape::kTokenFragments;
+// Sums of products, times the scales of a lane's tokens, are added to the scores.
+template <class Shape, int kSums>
+__device__ __forceinline__ void add_scaled(const float* scales,
+                                           F32x4 (&sums)[Shape::kRowFragments][Shape::kTokenFragments][kSums],
+                                           Scores<Shape>& scores) {
+#pragma unroll
+  for (int n = 0; n < Shape::kTokenFragments; ++n) {
+    const F32x4 factors = *reinterpret_cast<const F32x4*>(scales + n * 16);
+#pragma unroll
+    for (int m = 0; m < Shape::kRowFragments; ++m) {
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) {
+        scores[m][n] += sums[m][n][i] * factors;
+        sums[m][n][i] = F32x4{};
+      }
+    }
+  }
+}
+
+template <class Element, class Shape, class Shared>
+__device__ __forceinline__ void score_block(const Shared& shared, const Block& block,
+                                            const Queries<Element, Shape>& queries, int token_group, int lane,
+                                            Scores<Shape>& scores) {
+  constexpr int kGroupSteps = kDsMlaGroup / kProductDepth;
   // A product waits for the one whose sum it adds to: a few sums in turn.
-  constexpr int kSums = kProducts >= 4 ? 1 : kProducts == 2 ? 2 : 3;
-  constexpr int kLatentSteps = kLatent / kProductDepth;
+  constexpr int kSums = Shape::kRowFragments * Shape::kTokenFragments == 1 ? 3 : 2;
   F32x4 sums[Shape::kRowFragments][Shape::kTokenFragments][kSums] = {};
-  const int token = token_group * Shape::kTokenFragments * 16 + lane % 16, chunk = lane / 16;
+  const int first = token_group * Shape::kTokenFragments * 16, token = first + lane % 16, chunk = lane / 16;
   const unsigned char* latent = block.latent[token] + chunk * 16;
+#pragma unroll
+  for (int m = 0; m < Shape::kRowFragments; ++m) {
+#pragma unroll
+    for (int n = 0; n < Shape::kTokenFragments; ++n) scores[m][n] = F32x4{};
+  }
 #pragma unroll
   for (int k = 0; k < Shape::kSteps; ++k) {
 #pragma unroll
@@ -59,14 +99,18 @@ __device__ __forceinline__ void score_block(const Block& block, const Queries<El
         sums[m][n][k % kSums] = multiply(keys, queries[m][k], sums[m][n][k % kSums]);
       }
     }
+    if constexpr (Shared::kScaled) {
+      if (k < kLatentSteps && k % kGroupSteps == kGroupSteps - 1) {
+        add_scaled<Shape>(&shared.key_scales[k / kGroupSteps][first + chunk * 4], sums, scores);
+      }
+    }
   }
 #pragma unroll
   for (int m = 0; m < Shape::kRowFragments; ++m) {
 #pragma unroll
     for (int n = 0; n < Shape::kTokenFragments; ++n) {
-      scores[m][n] = sums[m][n][0];
 #pragma unroll
-      for (int i = 1; i < kSums; ++i) scores[m][n] += sums[m][n][i];
+      for (int i = 0; i < kSums; ++i) scores[m][n] += sums[m][n][i];
     }
   }
 }

@@ -47,6 +47,14 @@ __device__ __forceinline__ void load_values(const Block& block, int wave, int la
 }
 #endif
 
+// Eight tokens' weights, times the scales of their values: a wave's 128 columns have one scale a token.
+template <class Element>
+__device__ __forceinline__ Fragment<Element> scale_weights(Fragment<Element> weights, const float* scales) {
+  using Eight = float __attribute__((ext_vector_type(8)));
+  const Eight scaled = __builtin_convertvector(weights, Eight) * *reinterpret_cast<const Eight*>(scales);
+  return __builtin_convertvector(scaled, Fragment<Element>);
+}
+
 template <class Element, class Shape, class Shared>
 __device__ __forceinline__ void accumulate_block(const Shared& shared, const Block& block, int wave, int lane,
                                                  Output<Shape>& out) {
@@ -54,8 +62,9 @@ __device__ __forceinline__ void accumulate_block(const Shared& shared, const Blo
   load_values<Element, Shape>(block, wave, lane, values);
 #pragma unroll
   for (int m = 0; m < Shape::kOutRowFragments; ++m) {
-    const auto weights =
-        bits_as<Fragment<Element>>(*reinterpret_cast<const U32x4*>(&shared.weights[m * 16 + lane % 16][lane / 16 * 8]));
+    const auto* row = &shared.weights[m * 16 + lane % 16][lane / 16 * 8];
+    auto weights = bits_as<Fragment<Element>>(*reinterpret_cast<const U32x4*>(row));
+    if constexpr (Shared::kScaled) weights = scale_weights(weights, &shared.key_scales[wave][lane / 16 * 8]);
 #pragma unroll
     for (int f = 0; f < Shape::kOutFragments; ++f) out[m][f] = multiply(values[f], weights, out[m][f]);
   }
