@@ -14,6 +14,8 @@ import pytest
 import rocm_driver
 from rocm_driver import ARCHITECTURES, FOLDER
 
+from jax_mla import _ffi
+
 pytestmark = pytest.mark.skipif(FOLDER is None, reason="JAX_MLA_ROCM_DRIVER is not set: tests/rocm_driver.py")
 
 GPU = os.environ.get("JAX_MLA_ROCM_DEVICE")
@@ -56,6 +58,14 @@ def test_group(driver, devices, group, architecture):
     checks, failures = driver.run(group, devices[architecture], quick=GPU is None)
     assert failures == ""
     assert checks > 10
+
+
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1, 1), (70, 1024, 2, 3), (70, 1025, 2, 3), (8192, 65536, 24, 4), (9, 5000, 600, 1)]
+)
+def test_scratch_of_prefill(driver, shape):
+    """What the wrapper allocates is what the entry function asks for."""
+    assert _ffi.prefill_scratch_bytes(*shape) == driver.prefill_scratch(*shape)
 
 
 @standin_only

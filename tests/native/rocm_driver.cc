@@ -83,5 +83,16 @@ void mla_rocm_refusal_without_runtime(char* text, size_t capacity) {
   mla::test::give(mla::merge_states(params, mla::Device{nullptr, 0}), text, capacity);
 }
 
+// The bytes of scratch that prefill in e4m3fn asks for.
+int64_t mla_rocm_prefill_scratch(int32_t tokens, int64_t stored, int32_t heads, int32_t batch) {
+  mla::PrefillParams p{};
+  p.tokens = tokens;
+  p.stored = stored;
+  p.heads = heads;
+  p.batch = batch;
+  p.dtype = p.v_dtype = mla::DType::kE4M3FN;
+  return mla::prefill_scratch_bytes(p);
+}
+
 #pragma GCC visibility pop
 }
