@@ -20,10 +20,18 @@ __device__ __forceinline__ Fragment value_fragment(LdsBytes block, int tile, int
 
 template <class Element>
 class Blocks<Gfx950, Element> {
+  static constexpr int kWaveKeys = kBlockKeys / Gfx950::kWaves;
+
  public:
   // `keys`: those of the request that some row sees.
   __device__ __forceinline__ Blocks(const PrefillParams& p, const Tile& tile, int32_t keys, LdsBytes memory)
-      : sources_(p, tile, sizeof(Element)), memory_(memory), keys_(keys) {
+      : sources_(p, tile, sizeof(Element)),
+        memory_(memory),
+        keys_(keys),
+        next_keys_(sources_.keys + wave_id() * kWaveKeys * sources_.key_stride),
+        next_values_(sources_.values + wave_id() * kWaveKeys * sources_.value_stride),
+        key_offset_(lane_id() / 8 * sources_.key_stride + key_chunk(lane_id()) * 16),
+        value_offset_(lane_id() / 8 * sources_.value_stride + value_chunk(lane_id()) * 16) {
     if (keys > 0) load(0);
   }
 
@@ -57,36 +65,55 @@ class Blocks<Gfx950, Element> {
     lds_barrier();
   }
 
-  // A wave brings 16 keys, 8 at once: of each panel eight lines of eight chunks. Keys behind the last one are that one
-  // again; nobody sees them.
-  __device__ __forceinline__ void load(int32_t block) const {
-    constexpr int kWaveKeys = kBlockKeys / Gfx950::kWaves;
-    const int lane = in_place(lane_id()), row = lane / 8, first = wave_id() * kWaveKeys;
-    const LdsBytes target = memory_ + block % 2 * kBlockBytes + first * kPanelLine;
+  // A wave brings 16 keys, 8 at once: of each panel eight lines of eight chunks. Blocks come in order.
+  __device__ __forceinline__ void load(int32_t block) {
+    const LdsBytes target = memory_ + block % 2 * kBlockBytes + wave_id() * kWaveKeys * kPanelLine;
+    if ((block + 1) * kBlockKeys > keys_) return load_last(block, target);
+#pragma unroll
+    for (int part = 0; part < kWaveKeys; part += 8) {
+      load_keys(target + part * kPanelLine, next_keys_ + part * sources_.key_stride, key_offset_,
+                next_values_ + part * sources_.value_stride, value_offset_);
+    }
+    next_keys_ += kBlockKeys * sources_.key_stride;
+    next_values_ += kBlockKeys * sources_.value_stride;
+  }
+
+  // Keys behind the last one are that one again; nobody sees them.
+  __device__ __forceinline__ void load_last(int32_t block, LdsBytes target) const {
+    const int lane = in_place(lane_id());
     const int64_t position = int64_t{block} * kBlockKeys;
-    const unsigned char* keys = sources_.keys + position * sources_.key_stride;
-    const unsigned char* values = sources_.values + position * sources_.value_stride;
-    const int32_t last = keys_ - 1 - block * kBlockKeys;
 #pragma unroll
-    for (int part = 0; part < kWaveKeys / 8; ++part) {
-      const auto key = static_cast<uint32_t>(clamp(first + part * 8 + row, 0, last));
-      const uint32_t key_offset = key * sources_.key_stride + (lane % 8 ^ row) * 16;
-      const uint32_t value_offset = key * sources_.value_stride + (lane % 8 ^ (2 * (row % 4))) * 16;
+    for (int part = 0; part < kWaveKeys; part += 8) {
+      const uint32_t key = clamp(wave_id() * kWaveKeys + part + lane / 8, 0, keys_ - 1 - block * kBlockKeys);
+      load_keys(target + part * kPanelLine, sources_.keys + position * sources_.key_stride,
+                key * sources_.key_stride + key_chunk(lane) * 16, sources_.values + position * sources_.value_stride,
+                key * sources_.value_stride + value_chunk(lane) * 16);
+    }
+  }
+
+  // Which chunk of its line a lane brings: the one that belongs where it writes.
+  __device__ __forceinline__ static uint32_t key_chunk(int lane) { return lane % 8 ^ lane / 8; }
+  __device__ __forceinline__ static uint32_t value_chunk(int lane) { return lane % 8 ^ (2 * (lane / 8 % 4)); }
+
+  // Eight lines of each panel. Offsets: of a lane.
+  __device__ __forceinline__ static void load_keys(LdsBytes target, const unsigned char* keys, uint32_t key_offset,
+                                                   const unsigned char* values, uint32_t value_offset) {
 #pragma unroll
-      for (int panel = 0; panel < kKeyPanels; ++panel) {
-        copy_to_lds(keys + panel * kPanelLine, key_offset, target + panel * kPanelBytes + part * 8 * kPanelLine);
-      }
+    for (int panel = 0; panel < kKeyPanels; ++panel) {
+      copy_to_lds(keys + panel * kPanelLine, key_offset, target + panel * kPanelBytes);
+    }
 #pragma unroll
-      for (int panel = 0; panel < kValuePanels; ++panel) {
-        copy_to_lds(values + panel * kPanelLine, value_offset,
-                    target + kKeyBytes + panel * kPanelBytes + part * 8 * kPanelLine);
-      }
+    for (int panel = 0; panel < kValuePanels; ++panel) {
+      copy_to_lds(values + panel * kPanelLine, value_offset, target + kKeyBytes + panel * kPanelBytes);
     }
   }
 
   Sources sources_;
   LdsBytes memory_;
   int32_t keys_;
+  const unsigned char* next_keys_;  // of this wave, in the next whole block
+  const unsigned char* next_values_;
+  uint32_t key_offset_, value_offset_;  // of this lane's chunks, from the first of eight keys
 };
 
 }  // namespace mla::gfx9_prefill

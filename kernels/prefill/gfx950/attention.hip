@@ -37,8 +37,9 @@ __device__ __forceinline__ void score_block(LdsBytes block, const Queries& queri
   }
 }
 
+// The instruction writes half a register, and the other one's old bits do not matter: those of a weight cost no move.
 __device__ __forceinline__ int pack_weights(float a, float b, float c, float d) {
-  const int low = __builtin_amdgcn_cvt_pk_fp8_f32(a, b, 0, false);
+  const int low = __builtin_amdgcn_cvt_pk_fp8_f32(a, b, bits_as<int>(a), false);
   return __builtin_amdgcn_cvt_pk_fp8_f32(c, d, low, true);
 }
 
