@@ -6,12 +6,14 @@ JAX_MLA_ROCM_DEVICE=0 and HIP_LAUNCH_BLOCKING=1 the groups run on that GPU of th
 """
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
 
 import pytest
 import rocm_driver
+from gfx9.tools import tool
 from rocm_driver import ARCHITECTURES, FOLDER
 
 from jax_mla import _ffi
@@ -66,6 +68,17 @@ def test_group(driver, devices, group, architecture):
 def test_scratch_of_prefill(driver, shape):
     """What the wrapper allocates is what the entry function asks for."""
     assert _ffi.prefill_scratch_bytes(*shape) == driver.prefill_scratch(*shape)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_no_kernel_spills_registers(architecture):
+    """Of every kernel of the module: nothing in scratch memory, and no scalar register kept in a vector one."""
+    objects = sorted((FOLDER / "code_objects").rglob(f"*.{architecture}.co"))
+    assert objects
+    for path in objects:
+        notes = subprocess.run([tool("llvm-readelf"), "--notes", path], capture_output=True, text=True, check=True)
+        found = re.findall(r"\.(private_segment_fixed_size|sgpr_spill_count|vgpr_spill_count): +(\d+)", notes.stdout)
+        assert found and all(count == "0" for _, count in found), (path.name, found)
 
 
 @standin_only

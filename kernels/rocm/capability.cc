@@ -38,6 +38,7 @@ class Rows {
   void add(const char* object, const char* operation, const char* q_dtype, const char* cache_dtype) {
     if (!has_code(object, architecture_)) return;
     Capability row{operation, architecture_, architecture_, q_dtype, cache_dtype, {}, {}, {}, 0, {}};
+    row.by_name = true;  // proven by the emulator alone (docs/amd.md)
     rows_.push_back(row);
   }
 
