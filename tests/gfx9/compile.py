@@ -87,11 +87,12 @@ _KERNEL = """
 .p2align 6
 .amdhsa_kernel {name}
   .amdhsa_user_sgpr_kernarg_segment_ptr 1
-  .amdhsa_next_free_vgpr 128
+  .amdhsa_next_free_vgpr {total}
   .amdhsa_next_free_sgpr 96
-  .amdhsa_accum_offset 64
+  .amdhsa_accum_offset {vgprs}
   .amdhsa_group_segment_fixed_size {lds}
-  .amdhsa_system_vgpr_workitem_id 0
+  .amdhsa_float_denorm_mode_32 3
+  .amdhsa_kernarg_size {kernarg}
 .end_amdhsa_kernel
 .amdgpu_metadata
 ---
@@ -106,7 +107,7 @@ amdhsa.kernels:
     .private_segment_fixed_size: 0
     .wavefront_size: 64
     .sgpr_count: 96
-    .vgpr_count: 128
+    .vgpr_count: {total}
     .agpr_count: 64
     .sgpr_spill_count: 0
     .vgpr_spill_count: 0
@@ -117,11 +118,14 @@ amdhsa.kernels:
 """
 
 
-def compile_assembly(body: str, architecture: str, *, name: str = "kernel", lds: int = 0, kernarg: int = 64) -> bytes:
+def compile_assembly(
+    body: str, architecture: str, *, name: str = "kernel", lds: int = 0, kernarg: int = 64, vgprs: int = 64
+) -> bytes:
     """The code object of one kernel with these instructions.
 
     It begins with the address of its arguments in s[0:1], the workgroup's index in s2, the thread's in v0, and may use
-    v0 to v63, a0 to a63 and s0 to s95.
+    `vgprs` vector registers, a0 to a63 and s0 to s95.
     """
-    text = _KERNEL.format(architecture=architecture, name=name, body=body, lds=lds, kernarg=kernarg)
+    sizes = {"lds": lds, "kernarg": kernarg, "vgprs": vgprs, "total": vgprs + 64}
+    text = _KERNEL.format(architecture=architecture, name=name, body=body, **sizes)
     return _compile(["-x", "assembler", "-target", "amdgcn-amd-amdhsa", f"-mcpu={architecture}"], text, ".s")

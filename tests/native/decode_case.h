@@ -200,7 +200,7 @@ class DecodeCase {
     const bool fp8 = is_fp8(s.cache_type) && !s.ds_mla;
     const bool has_layer = layer >= 0 && layer < s.layers;
     const double k_factor = fp8 && s.scales && has_layer ? k_scale[layer] : 1;
-    const double q_factor = is_fp8(s.q_type) && s.scales ? q_scale : 1;
+    const double q_factor = is_fp8(s.q_type) && s.scales ? float{q_scale} : 1.0f;
     double error = 0, norm = 0;
     for (int b = 0; b < s.batch(); ++b) {
       const int64_t first = s.ragged ? cu_q_lens[b] : b * s.max_q_len;

@@ -189,7 +189,7 @@ class SparseCase {
   std::string compare_row(int64_t row, const std::vector<double>& keys, double lse_tolerance, double* error,
                           double* norm) const {
     const auto count = static_cast<int64_t>(keys.size()) / kWidth;
-    const double factor = scale * (is_fp8(shape.q_type) && shape.scales ? q_scale : 1);
+    const double factor = scale * (is_fp8(shape.q_type) && shape.scales ? float{q_scale} : 1.0f);
     double query_row[kWidth], largest = -kInfinity, sum = 0;
     for (int c = 0; c < kWidth; ++c) query_row[c] = query(row, c);
     std::vector<double> scores, expected(kLatent, 0.0);

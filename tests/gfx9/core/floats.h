@@ -53,7 +53,8 @@ struct Float8 {
   uint8_t largest() const { return fnuz ? 0x7f : infinity ? 0x7b : 0x7e; }
   uint8_t nan() const { return fnuz ? 0x80 : 0x7f; }
 
-  // To nearest even. What rounds past the largest number becomes it when `clamp`, else infinity or, without one, NaN.
+  // To nearest even. What rounds past the largest number, infinity too, becomes it with `clamp` (MODE's FP16_OVFL),
+  // else infinity or, in a format without one, NaN: the guides' table "FP16_OVFL rule" of conversions to FP8 and BF8.
   uint8_t encode(float value, bool clamp) const {
     uint8_t sign = std::signbit(value) ? 0x80 : 0;
     if (std::isnan(value)) return fnuz ? nan() : nan() | sign;

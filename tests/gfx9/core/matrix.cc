@@ -1,9 +1,11 @@
 // Matrix instructions. mfma.py gives where each lane's elements lie (MatrixLayout); here they are multiplied.
 //
 // What is modelled: every product is exact, all products of one instruction and C are summed in double precision, and
-// the sum is rounded once to the result. Hardware sums in an order of its own and rounds in between, so that results
-// differ in the last bits; no kernel may depend on them. Subnormal inputs and results are kept, as CDNA3 does (CDNA2
-// flushed them). EXEC is ignored, as the guide says.
+// the sum is rounded once to the result, to nearest even. Hardware sums in an order of its own and rounds in between,
+// so that results differ in the last bits; no kernel may depend on them. As the guides say: subnormal inputs and
+// results are kept and EXEC is ignored; with FP16_OVFL set a sum that overflows becomes the largest number, else
+// infinity.
+#include <algorithm>
 #include <vector>
 
 #include "floats.h"
@@ -12,6 +14,8 @@
 
 namespace gfx9 {
 namespace {
+
+constexpr double kLargest = std::numeric_limits<float>::max();
 
 enum Format : int32_t { kF32, kF16, kBf16, kFp8, kBf8, kI8 };
 
@@ -91,6 +95,8 @@ void multiply(Wave& wave, const Instruction& in) {
   for (int r = 0; r < m.results; ++r)
     for (int lane = 0; lane < kLanes; ++lane) {
       double value = d[m.d[lane * m.results + r]];
+      if (!kInteger && wave.mode & kModeFp16Overflow && std::isfinite(value))
+        value = std::clamp(value, -kLargest, kLargest);
       wave.v[in.operand[0].first + r][lane] = kInteger ? static_cast<uint32_t>(static_cast<int64_t>(value))
                                                        : std::bit_cast<uint32_t>(static_cast<float>(value));
     }

@@ -50,6 +50,7 @@ struct Packed {
       std::tuple<std::array<A, kLanes>...> sources;
       (read_half(wave, in, I, upper, std::get<I>(sources).data()), ...);
       for (int lane = 0; lane < kLanes; ++lane) result[upper][lane] = F{}(std::get<I>(sources)[lane]...);
+      if constexpr (std::is_same_v<R, Half>) refuse_overflow_mode(wave);
       if constexpr (!std::is_integral_v<R>) modify(in, result[upper]);
     }
     if constexpr (std::is_integral_v<R>)
@@ -127,6 +128,7 @@ enum class MixResult { whole, low, high };
 
 template <MixResult kResult>
 void mix(Wave& wave, const Instruction& in) {
+  if (kResult != MixResult::whole) refuse_overflow_mode(wave);
   alignas(64) float a[kLanes], b[kLanes], c[kLanes];
   alignas(64) uint32_t bits[kLanes];
   read_mixed(wave, in, 0, a);

@@ -220,13 +220,13 @@ void define_conversions(Registry& registry) {
   vector(registry, "v_cvt_f32_ubyte2", [](uint32_t a) { return static_cast<float>(a >> 16 & 0xff); });
   vector(registry, "v_cvt_f32_ubyte3", [](uint32_t a) { return static_cast<float>(a >> 24); });
   vector(registry, "v_cvt_f32_bf16", [](uint16_t a) { return bf16_to_float(a); });
-  vector(registry, "v_cvt_pk_bf16_f32",
-         [](float a, float b) { return float_to_bf16(a) | static_cast<uint32_t>(float_to_bf16(b)) << 16; });
-  vector(registry, "v_cvt_pk_f16_f32", [](float a, float b) {
+  narrowing(registry, "v_cvt_pk_bf16_f32",
+            [](float a, float b) { return float_to_bf16(a) | static_cast<uint32_t>(float_to_bf16(b)) << 16; });
+  narrowing(registry, "v_cvt_pk_f16_f32", [](float a, float b) {
     return std::bit_cast<uint16_t>(static_cast<Half>(a)) |
            static_cast<uint32_t>(std::bit_cast<uint16_t>(static_cast<Half>(b))) << 16;
   });
-  vector(registry, "v_cvt_pkrtz_f16_f32", [](float a, float b) {
+  narrowing(registry, "v_cvt_pkrtz_f16_f32", [](float a, float b) {
     return float_to_half_toward_zero(a) | static_cast<uint32_t>(float_to_half_toward_zero(b)) << 16;
   });
   vector(registry, "v_pack_b32_f16", [](uint16_t a, uint16_t b) { return a | static_cast<uint32_t>(b) << 16; });

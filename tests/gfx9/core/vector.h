@@ -9,6 +9,12 @@
 
 namespace gfx9 {
 
+// With MODE's bit FP16_OVFL set, results of 16 bits clamp as well. Only 8-bit conversions and matrix instructions are
+// modelled in that mode.
+inline void refuse_overflow_mode(const Wave& wave) {
+  if (wave.mode & kModeFp16Overflow) throw Fault("a 16-bit float result with FP16_OVFL set is not modelled");
+}
+
 // A lambda (sources...) -> result. Operand 0 is the result, the sources follow; with kAccumulates the last source is
 // the result's old value. Float results take the output modifiers.
 template <bool kAccumulates>
@@ -25,6 +31,7 @@ struct VectorAlu {
       (read(wave, in, kAccumulates && I + 1 == kSources ? 0 : I + 1, I, std::get<I>(sources).data()), ...);
       alignas(64) R values[kLanes];
       for (int lane = 0; lane < kLanes; ++lane) values[lane] = F{}(std::get<I>(sources)[lane]...);
+      if constexpr (std::is_same_v<R, _Float16>) refuse_overflow_mode(wave);
       if constexpr (!std::is_integral_v<R>) modify(in, values);
       if constexpr (std::is_integral_v<R>)
         if (in.clamp) throw Fault("clamping an integer is not modelled");
@@ -47,6 +54,15 @@ void modify(const Instruction& in, R* values) {
 template <class F>
 void vector(Registry& registry, const std::string& name, F) {
   registry[name] = Signature<F>::template Apply<VectorAlu<false>::template Of>::run;
+}
+
+// The same for a result that packs floats of 16 bits.
+template <class F>
+void narrowing(Registry& registry, const std::string& name, F) {
+  registry[name] = [](Wave& wave, const Instruction& in) {
+    refuse_overflow_mode(wave);
+    Signature<F>::template Apply<VectorAlu<false>::template Of>::run(wave, in);
+  };
 }
 
 template <class F>
