@@ -23,7 +23,8 @@ pytestmark = pytest.mark.skipif(FOLDER is None, reason="JAX_MLA_ROCM_DRIVER is n
 GPU = os.environ.get("JAX_MLA_ROCM_DEVICE")
 standin_only = pytest.mark.skipif(GPU is not None, reason="asks the stand-in of the HIP runtime")
 GROUPS = (
-    "casts", "gather_context", "merge_states", "pack_kv", "pack_tiles", "plan", "plan_rule", "prefill",
+    "casts", "decode", "decode_bad_values", "decode_garbage", "decode_hidden_nan", "decode_refusals",
+    "decode_same_bits", "gather_context", "merge_states", "pack_kv", "pack_tiles", "plan", "plan_rule", "prefill",
     "prefill_refusals", "reduce", "refusals", "update_cache",
 )  # fmt: skip
 

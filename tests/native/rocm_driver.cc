@@ -6,6 +6,7 @@
 
 #include "tests/native/decode_groups.h"
 #include "tests/native/helper_groups.h"
+#include "tests/native/rocm_decode_groups.h"
 #include "tests/native/rocm_groups.h"
 #include "tests/native/rocm_prefill_groups.h"
 
@@ -26,6 +27,12 @@ const std::map<std::string, std::function<void()>>& groups() {
       {"refusals", test_refusals},
       {"prefill", test_prefill},
       {"prefill_refusals", test_prefill_refusals},
+      {"decode", test_amd_decode},
+      {"decode_bad_values", test_amd_bad_values},
+      {"decode_garbage", test_amd_garbage},
+      {"decode_hidden_nan", test_amd_hidden_nan},
+      {"decode_refusals", test_amd_decode_refusals},
+      {"decode_same_bits", test_amd_same_bits},
   };
   return kGroups;
 }

@@ -23,8 +23,7 @@ Error check(const DecodeParams& p) {
     return std::string("jax_mla: mla_decode with q in ") + name_of(p.q_dtype) + " writes " + name_of(out_dtype) +
            ", out is " + name_of(p.out_dtype);
   }
-  if ((p.q_scale != nullptr && !is_fp8(p.q_dtype)) ||
-      (p.k_scale != nullptr && (!is_fp8(p.cache_dtype) || p.ds_mla))) {
+  if ((p.q_scale != nullptr && !is_fp8(p.q_dtype)) || (p.k_scale != nullptr && (!is_fp8(p.cache_dtype) || p.ds_mla))) {
     return std::string("jax_mla: q_scale and k_scale belong to fp8, this mla_decode has q in ") + name_of(p.q_dtype) +
            " over a cache in " + (p.ds_mla ? "fp8_ds_mla" : name_of(p.cache_dtype));
   }

@@ -25,7 +25,7 @@ __device__ __forceinline__ void hide_nan(Shared& shared, Block& block, int first
     if ((bits >> 16 & kExponent) == kExponent) bits &= 0x0000FFFF;
     two = bits;
     if constexpr (Shared::kScaled) {
-      if (thread < kScaleGroups && !is_finite(shared.key_scales[thread][token])) shared.key_scales[thread][token] = 0;
+      if (thread < kScaleGroups && !isfinite(shared.key_scales[thread][token])) shared.key_scales[thread][token] = 0;
     }
   }
 }
@@ -131,7 +131,7 @@ __device__ __forceinline__ void store_rows(const Job& job, const Results<Out>& r
     for (int m = 0; m < Shape::kRowFragments; ++m) {
       const int row = (row_group * Shape::kRowFragments + m) * 16 + lane;
       const float total = total_of(row);  // 0: no token was visible; what has the maximum weighs 1 or more
-      const float lse = total == 0 ? -kInfinity : (softmax.reference[m] + log2_approximate(total)) * kLn2;
+      const float lse = total == 0 ? -INFINITY : (softmax.reference[m] + log2_approximate(total)) * kLn2;
       if (row < job.rows) results.lse[job.first_out_row + row] = lse;
     }
   }
@@ -224,7 +224,7 @@ __device__ __forceinline__ void decode_part() {
     Softmax<Shape> softmax;
 #pragma unroll
     for (int m = 0; m < Shape::kRowFragments; ++m) {
-      softmax.reference[m] = -kInfinity;
+      softmax.reference[m] = -INFINITY;
       softmax.sum[m] = 0;
     }
     Output<Shape> out = {};

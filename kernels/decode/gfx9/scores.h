@@ -138,14 +138,14 @@ __device__ __forceinline__ void mask_scores(const Shared& shared, const int32_t 
   const uint32_t valid = *reinterpret_cast<const uint32_t*>(shared.valid);
 #pragma unroll
   for (int m = 0; m < Shape::kRowFragments; ++m) {
-    highest[m] = -kInfinity;
+    highest[m] = -INFINITY;
 #pragma unroll
     for (int n = 0; n < Shape::kTokenFragments; ++n) {
       const int token = (token_group * Shape::kTokenFragments + n) * 16 + lane / 16 * 4;
 #pragma unroll
       for (int r = 0; r < 4; ++r) {
         const bool seen = (valid >> (token + r) & 1) != 0 && token + r < visible[m];
-        scores[m][n][r] = seen ? scores[m][n][r] * scale : -kInfinity;
+        scores[m][n][r] = seen ? scores[m][n][r] * scale : -INFINITY;
         highest[m] = __builtin_fmaxf(highest[m], scores[m][n][r]);
       }
     }
@@ -165,12 +165,12 @@ __device__ __forceinline__ void weigh_block(Shared& shared, const Scores<Shape>&
     float& reference = softmax.reference[m];
     float factor = 1;
     if (highest[m] > reference + kSlack) {
-      if (reference != -kInfinity) factor = exp2_approximate(reference - highest[m]);  // else there is nothing yet
+      if (reference != -INFINITY) factor = exp2_approximate(reference - highest[m]);  // else there is nothing yet
       reference = highest[m];
     }
     softmax.sum[m] *= factor;
     if (token_group == 0 && lane < 16) shared.rescale[row] = factor;
-    const float shift = reference == -kInfinity ? 0 : reference;
+    const float shift = reference == -INFINITY ? 0 : reference;
 #pragma unroll
     for (int n = 0; n < Shape::kTokenFragments; ++n) {
       F32x4 weights;
