@@ -64,6 +64,19 @@ def test_models_page(tmp_path, monkeypatch):
     assert np.argwhere(np.asarray(cache).any(-1)).tolist() == [[0, 2, 5], [0, 7, 0], [1, 2, 5], [1, 7, 0]]
 
 
+def test_every_error_of_loading_has_a_test():
+    """The rows of the models page name tests that are there, in the file that their letter stands for."""
+    page = (ROOT / "docs" / "models.md").read_text()
+    section = page.split("## What an error says")[1].split("\n## ")[0]
+    files = {letter: (ROOT / file).read_text() for file, letter in re.findall(r"`(tests/\w+\.py)`\s\((\w)\)", section)}
+    rows = [line for line in section.splitlines() if line.startswith("| ")][2:]
+    assert len(files) == 4 and len(rows) == 20
+    for row in rows:
+        named = re.findall(r"(\w): `(test_\w+)`", row.rsplit(" | ", 1)[1])
+        assert named, row
+        assert all(f"def {test}(" in files[letter] for letter, test in named), row
+
+
 def test_tables_are_up_to_date(tables):
     page = tables.BENCHMARKS.read_text()
     assert tables.refresh(README) == README, "run: python docs/tables.py"
