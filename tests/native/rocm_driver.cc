@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <functional>
 #include <map>
+#include <thread>
 
 #include "tests/native/decode_groups.h"
 #include "tests/native/helper_groups.h"
@@ -64,6 +65,19 @@ void mla_rocm_merge(int ordinal, char* text, size_t capacity) {
   using namespace mla::test;
   mla::test::ordinal = ordinal;
   give(small_merge(), text, capacity);
+}
+
+// The same from several threads at once: all that they said.
+void mla_rocm_merge_from_threads(int ordinal, int threads, char* text, size_t capacity) {
+  using namespace mla::test;
+  mla::test::ordinal = ordinal;
+  std::vector<std::string> said(threads);
+  std::vector<std::thread> all;
+  for (int i = 0; i < threads; ++i) all.emplace_back([&said, i] { said[i] = small_merge(); });
+  for (std::thread& thread : all) thread.join();
+  std::string joined;
+  for (const std::string& each : said) joined += each;
+  give(joined, text, capacity);
 }
 
 // Likewise a small copy on the device.
