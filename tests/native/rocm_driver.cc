@@ -8,6 +8,7 @@
 #include "tests/native/helper_groups.h"
 #include "tests/native/rocm_decode_groups.h"
 #include "tests/native/rocm_groups.h"
+#include "tests/native/rocm_sparse_groups.h"
 
 namespace mla::test {
 namespace {
@@ -30,6 +31,9 @@ const std::map<std::string, std::function<void()>>& groups() {
       {"decode_hidden_nan", test_amd_hidden_nan},
       {"decode_refusals", test_amd_decode_refusals},
       {"decode_same_bits", test_amd_same_bits},
+      {"sparse_decode", test_amd_sparse},
+      {"sparse_decode_edges", test_amd_sparse_edges},
+      {"sparse_decode_refusals", test_amd_sparse_refusals},
   };
   return kGroups;
 }
