@@ -23,8 +23,9 @@ GPU = os.environ.get("JAX_MLA_ROCM_DEVICE")
 QUICK = GPU is None and os.environ.get("JAX_MLA_ROCM_ALL") != "1"
 standin_only = pytest.mark.skipif(GPU is not None, reason="asks the stand-in of the HIP runtime")
 GROUPS = (
-    "casts", "gather_context", "merge_states", "pack_kv", "pack_tiles", "plan", "plan_rule", "reduce", "refusals",
-    "update_cache",
+    "casts", "decode", "decode_bad_values", "decode_garbage", "decode_hidden_nan", "decode_refusals",
+    "decode_same_bits", "gather_context", "merge_states", "pack_kv", "pack_tiles", "plan", "plan_rule", "reduce",
+    "refusals", "sparse_decode", "sparse_decode_edges", "sparse_decode_refusals", "update_cache",
 )  # fmt: skip
 
 
@@ -85,7 +86,7 @@ def test_order_of_waves_changes_nothing(driver, devices, order, architecture):
     """Waves that run in another order, or a few instructions each in turn, give results that pass too."""
     driver.order = order
     try:
-        for group in ("plan_rule", "reduce"):
+        for group in ("plan_rule", "reduce", "decode_same_bits"):
             assert driver.run(group, devices[architecture], quick=True)[1] == ""
     finally:
         driver.order = "forward"

@@ -7,7 +7,9 @@
 
 #include "tests/native/decode_groups.h"
 #include "tests/native/helper_groups.h"
+#include "tests/native/rocm_decode_groups.h"
 #include "tests/native/rocm_groups.h"
+#include "tests/native/rocm_sparse_groups.h"
 
 namespace mla::test {
 namespace {
@@ -24,6 +26,15 @@ const std::map<std::string, std::function<void()>>& groups() {
       {"plan_rule", [] { test_plan_rule(device_with(1)); }},
       {"reduce", test_reduce},
       {"refusals", test_refusals},
+      {"decode", test_amd_decode},
+      {"decode_bad_values", test_amd_bad_values},
+      {"decode_garbage", test_amd_garbage},
+      {"decode_hidden_nan", test_amd_hidden_nan},
+      {"decode_refusals", test_amd_decode_refusals},
+      {"decode_same_bits", test_amd_same_bits},
+      {"sparse_decode", test_amd_sparse},
+      {"sparse_decode_edges", test_amd_sparse_edges},
+      {"sparse_decode_refusals", test_amd_sparse_refusals},
   };
   return kGroups;
 }
