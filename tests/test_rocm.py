@@ -24,8 +24,8 @@ QUICK = GPU is None and os.environ.get("JAX_MLA_ROCM_ALL") != "1"
 standin_only = pytest.mark.skipif(GPU is not None, reason="asks the stand-in of the HIP runtime")
 GROUPS = (
     "casts", "decode", "decode_bad_values", "decode_garbage", "decode_hidden_nan", "decode_refusals",
-    "decode_same_bits", "gather_context", "merge_states", "pack_kv", "pack_tiles", "plan", "plan_rule", "reduce",
-    "refusals", "sparse_decode", "sparse_decode_edges", "sparse_decode_refusals", "update_cache",
+    "decode_same_bits", "gather_context", "merge_states", "pack_kv", "pack_tiles", "padding", "plan", "plan_rule",
+    "reduce", "refusals", "sparse_decode", "sparse_decode_edges", "sparse_decode_refusals", "update_cache",
 )  # fmt: skip
 
 

@@ -9,6 +9,7 @@
 #include "tests/native/helper_groups.h"
 #include "tests/native/rocm_decode_groups.h"
 #include "tests/native/rocm_groups.h"
+#include "tests/native/rocm_padding_group.h"
 #include "tests/native/rocm_sparse_groups.h"
 
 namespace mla::test {
@@ -26,6 +27,7 @@ const std::map<std::string, std::function<void()>>& groups() {
       {"plan_rule", [] { test_plan_rule(device_with(1)); }},
       {"reduce", test_reduce},
       {"refusals", test_refusals},
+      {"padding", test_padding},
       {"decode", test_amd_decode},
       {"decode_bad_values", test_amd_bad_values},
       {"decode_garbage", test_amd_garbage},
