@@ -8,11 +8,14 @@ file(GLOB_RECURSE JAX_MLA_HIP_SOURCES CONFIGURE_DEPENDS RELATIVE "${CMAKE_CURREN
 file(GLOB_RECURSE JAX_MLA_ROCM_SOURCES CONFIGURE_DEPENDS
      "${CMAKE_CURRENT_LIST_DIR}/rocm/*.cc" "${CMAKE_CURRENT_LIST_DIR}/*/gfx9/*.cc")
 
+option(JAX_MLA_ROCM_REDUCE_24 "The reduction of decode takes 24 heads; OFF: such calls are padded to 32" ON)
+
 # No HIP headers and no device libraries: kernels/rocm/device.h has what they would give.
 set(JAX_MLA_HIP_FLAGS -x hip --cuda-device-only --no-gpu-bundle-output -nogpuinc -nogpulib -mcode-object-version=5
     -std=c++17 -O3 -Wall -Wextra "-I${JAX_MLA_ROOT}")
 
 set(objects "")
+set(symbols "")
 set(table "")
 set(images "")
 set(number 0)
@@ -69,7 +72,8 @@ set_source_files_properties("${JAX_MLA_CODE_OBJECTS}" PROPERTIES OBJECT_DEPENDS 
 add_custom_target(mla_rocm_code_objects DEPENDS ${objects})
 add_library(mla_rocm_kernels OBJECT ${JAX_MLA_ROCM_SOURCES} "${JAX_MLA_CODE_OBJECTS}")
 add_dependencies(mla_rocm_kernels mla_rocm_code_objects)
-target_compile_definitions(mla_rocm_kernels PRIVATE JAX_MLA_ROCM)
+target_compile_definitions(mla_rocm_kernels PRIVATE JAX_MLA_ROCM
+                           $<$<NOT:$<BOOL:${JAX_MLA_ROCM_REDUCE_24}>>:JAX_MLA_ROCM_WITHOUT_REDUCE_24>)
 target_compile_options(mla_rocm_kernels PRIVATE -Wall -Wextra)
 target_link_libraries(mla_rocm_kernels PUBLIC ${CMAKE_DL_LIBS})
 

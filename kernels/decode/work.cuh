@@ -17,10 +17,15 @@ struct Tile {
   int64_t diagonal;  // keys that query 0 sees, before clamping; query i sees i more
 };
 
+// An item is read in two loads, and so is all of it that is used.
+struct alignas(16) HalfItem {
+  int32_t at[4];
+};
+
 __device__ __forceinline__ WorkItem read_item(const DecodeParams& p, int32_t index) {
-  const auto* halves = reinterpret_cast<const int4*>(p.plan.items + index);
-  const int4 first = halves[0], second = halves[1];
-  return {first.x, first.y, first.z, first.w, second.x, {}};
+  const auto* halves = reinterpret_cast<const HalfItem*>(p.plan.items + index);
+  const HalfItem first = halves[0], second = halves[1];
+  return {first.at[0], first.at[1], first.at[2], first.at[3], second.at[0], {}};
 }
 
 // False: nothing to do.
