@@ -129,9 +129,10 @@ of them leaves of a compute unit's share of HBM, and of its matrix units' peak.
 
 def entries() -> list[Entry]:
     """Every row of the page."""
+    from gfx9.prefill import prefill_entries
     from gfx9.samples import gemm_entry
 
-    return [gemm_entry(architecture) for architecture in ARCHITECTURES]
+    return [*(gemm_entry(architecture) for architecture in ARCHITECTURES), *prefill_entries()]
 
 
 if __name__ == "__main__":
