@@ -202,6 +202,8 @@ struct PrefillParams {
   DType v_dtype;    // dtype, or bf16 beside fp8
   bool v_tiled;     // of e4m3fn alone
   DType out_dtype;
+  void* scratch;          // for the plan and the partial results of 8-bit kernels on gfx950
+  int64_t scratch_bytes;  // at least what kernels/prefill/gfx950/scratch.h tells, where that is not 0
 };
 
 struct PackKvParams {
