@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       load_keys(p, &maps.keys, items, layer, ring, control);
     } else {
       ptx::barrier_sync(kStartBarrier, Shape::kThreads);
-      if (warp == Shape::kQueryWarp) load_queries<Shape>(p, maps, queries, control);
+      if (warp == Shape::kQueryWarp) load_queries<Shape, Items>(p, maps, queries, control);
     }
   } else if (warp < Shape::kScoreWarps) {
     ptx::change_registers<Shape::kLaunchRegisters, Shape::kScoreRegisters>();

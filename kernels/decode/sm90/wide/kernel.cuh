@@ -42,7 +42,7 @@ __device__ __forceinline__ void run(const DecodeParams& p, const TensorMaps& map
   ptx::change_registers<kLaunchRegisters, kLoadRegisters>();
   if (warp != kKeyWarp) {
     ptx::barrier_sync(kStartBarrier, kThreads);
-    if (warp == kQueryWarp) load_queries<Shape>(p, maps, queries, control);
+    if (warp == kQueryWarp) load_queries<Shape, Items>(p, maps, queries, control);
     return;
   }
   // The warp that makes the barriers does not wait for the others, and so the first keys are on their way early. A
