@@ -17,11 +17,11 @@
 
 namespace mla::sm90 {
 
-// By one thread.
+// By one thread. `full_arrivals`: for a slot.
 template <class Shape>
-__device__ __forceinline__ void init_barriers(Control<Shape>& control) {
+__device__ __forceinline__ void init_barriers(Control<Shape>& control, uint32_t full_arrivals = 1) {
   for (int i = 0; i < Shape::kSlots; ++i) {
-    ptx::mbarrier_init(ptx::shared_address(&control.full[i]), 1);
+    ptx::mbarrier_init(ptx::shared_address(&control.full[i]), full_arrivals);
     ptx::mbarrier_init(ptx::shared_address(&control.empty[i]), kOutputWarps * ptx::kWarpArrivals);
   }
   // The queries, and what they are.

@@ -2,44 +2,9 @@
 #pragma once
 
 #include "kernels/decode/generic/kernel.cuh"
-#include "kernels/sparse/split.h"
+#include "kernels/sparse/work.cuh"
 
 namespace mla::generic_sparse {
-
-// A CTA's place in the grid.
-struct SparseWork {
-  int32_t token, tile, split;
-
-  __device__ __forceinline__ explicit SparseWork(const SparseDecodeParams& p) {
-    const int32_t tiles = (p.heads + p.tile_rows - 1) / p.tile_rows;
-    const auto index = static_cast<int32_t>(blockIdx.x);
-    split = index % p.splits;
-    tile = index / p.splits % tiles;
-    token = index / p.splits / tiles;
-  }
-};
-
-// The dense kernel's description of its work: the request is the query token, and keys are counted along its indices.
-__device__ __forceinline__ Tile tile_of(const SparseDecodeParams& p, const SparseWork& work) {
-  Tile tile{};
-  const Piece piece = piece_of(p.topk, p.splits, work.split);
-  tile.request = work.token;
-  tile.request_row = work.tile * p.tile_rows;
-  tile.first_row = int64_t{work.token} * p.heads + tile.request_row;
-  tile.rows = min_of(p.tile_rows, p.heads - tile.request_row);
-  tile.partial = p.splits == 1 ? -1 : work.split;
-  tile.kv_begin = piece.begin;
-  tile.kv_end = piece.end;
-  if (p.topk_lens != nullptr) tile.kv_end = max_of(min_of(piece.end, p.topk_lens[work.token]), piece.begin);
-  return tile;
-}
-
-// The slot that the i-th index names, or -1.
-__device__ __forceinline__ int32_t slot_at(const SparseDecodeParams& p, const Tile& tile, int64_t i) {
-  if (i >= tile.kv_end) return -1;
-  const int32_t slot = p.indices[int64_t{tile.request} * p.topk + i];
-  return slot < 0 || slot >= p.slots ? -1 : slot;
-}
 
 // A cache whose elements the fragments read as they lie: the ring holds blocks, and a block is ready when it is here.
 template <class Cached, class Shape>

@@ -11,10 +11,10 @@
 
 namespace mla::sm90::wide {
 
-// By one thread.
-__device__ __forceinline__ void init_barriers(Control& control) {
+// By one thread. `full_arrivals`: for a slot.
+__device__ __forceinline__ void init_barriers(Control& control, uint32_t full_arrivals = 1) {
   for (int i = 0; i < kSlots; ++i) {
-    ptx::mbarrier_init(ptx::shared_address(&control.full[i]), 1);
+    ptx::mbarrier_init(ptx::shared_address(&control.full[i]), full_arrivals);
     ptx::mbarrier_init(ptx::shared_address(&control.empty[i]), kAttendWarps * ptx::kWarpArrivals);
   }
   // The queries, and what they are.
