@@ -42,7 +42,8 @@ if(CMAKE_CUDA_ARCHITECTURES MATCHES "(^|;)90a")
          "${CMAKE_CURRENT_LIST_DIR}/decode/sm90/instances/*.cu"
          "${CMAKE_CURRENT_LIST_DIR}/decode/sm90/fp8/instances/*.cu"
          "${CMAKE_CURRENT_LIST_DIR}/prefill/sm90/instances/*.cu"
-         "${CMAKE_CURRENT_LIST_DIR}/sparse/sm90/instances/*.cu")
+         "${CMAKE_CURRENT_LIST_DIR}/sparse/sm90/instances/*.cu"
+         "${CMAKE_CURRENT_LIST_DIR}/sparse/sm90/fp8/instances/*.cu")
     add_library(mla_cuda_sm90_kernels OBJECT
         ${JAX_MLA_SM90_SOURCES}
         "${CMAKE_CURRENT_LIST_DIR}/decode/sm90/decode.cu"

@@ -4,8 +4,7 @@
 
 namespace mla {
 
-// The attention of mla_sparse_decode on compute capability 9.0, for calls that sparse_sm90::takes: over bf16 and fp16
-// caches.
+// The attention of mla_sparse_decode on compute capability 9.0, for calls that sparse_sm90::takes.
 Error sparse_sm90_decode(const SparseDecodeParams& params, const Device& device);
 
 }  // namespace mla

@@ -2,8 +2,10 @@
 // (machine.h), against float64. What this cannot show: the meaning of the real instructions, time, and registers.
 //   mla_sm90_sparse_emulator [cases] [seed]
 #define MLA_EMULATED sparse_sm90
+#include "kernels/sparse/sm90/fp8/kernel.cuh"
 #include "kernels/sparse/sm90/kernel.cuh"
 // The kernels' headers come first, so that they find the emulator's vocabulary.
+#include "kernels/sparse/sm90/limits.h"
 #include "tests/native/sm90_emulator/describe.h"
 #include "tests/native/sm90_emulator/sparse_cases.h"
 
@@ -56,17 +58,35 @@ void run_elements(const SparseDecodeParams& p, Random& random) {
   report.expect(known, "no instance for these tiles");
 }
 
-void run(const SparseDecodeParams& p, Random& random) {
-  p.cache_dtype == DType::kF16 ? run_elements<__half>(p, random) : run_elements<__nv_bfloat16>(p, random);
+template <class Layout, int kTileRows>
+bool run_fp8_rows(const SparseDecodeParams& p, Random& random) {
+  using Shape = sparse_sm90::fp8::Shape<Layout, kTileRows>;
+  if (p.tile_rows != kTileRows) return false;
+  run_ctas(p, Shape::kThreads, random, [&] { sparse_sm90::fp8_sparse_kernel<Shape>(p); });
+  return true;
 }
 
-bool takes(const SparseShape& s) { return s.cache_type == DType::kBF16 || s.cache_type == DType::kF16; }
+template <class Layout>
+void run_layout(const SparseDecodeParams& p, Random& random) {
+  const bool known = run_fp8_rows<Layout, 8>(p, random) || run_fp8_rows<Layout, 16>(p, random) ||
+                     run_fp8_rows<Layout, 24>(p, random) || run_fp8_rows<Layout, 32>(p, random) ||
+                     run_fp8_rows<Layout, 40>(p, random) || run_fp8_rows<Layout, 48>(p, random) ||
+                     run_fp8_rows<Layout, 64>(p, random);
+  report.expect(known, "no instance for these tiles");
+}
+
+void run(SparseDecodeParams p, Random& random) {
+  if (p.ds_mla && p.tile_rows == 48) p.tile_rows = 64;
+  report.expect(sparse_sm90::takes(p), "the kernels do not take the call");
+  if (p.ds_mla) return run_layout<sparse_sm90::fp8::DsMla>(p, random);
+  if (p.cache_dtype == DType::kE4M3FN) return run_layout<sparse_sm90::fp8::PerTensor>(p, random);
+  p.cache_dtype == DType::kF16 ? run_elements<__half>(p, random) : run_elements<__nv_bfloat16>(p, random);
+}
 
 }  // namespace
 }  // namespace mla::test
 
 int main(int argc, char** argv) {
   return mla::test::run_all("the Hopper sparse kernels, emulated", argc > 1 ? std::atoi(argv[1]) : 40,
-                            argc > 2 ? std::atoi(argv[2]) : 1, {8, 16, 24, 32, 40, 48, 64}, mla::test::takes,
-                            mla::test::run);
+                            argc > 2 ? std::atoi(argv[2]) : 1, {8, 16, 24, 32, 40, 48, 64}, mla::test::run);
 }
