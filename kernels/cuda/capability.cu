@@ -103,6 +103,8 @@ std::vector<Capability> capabilities() {
   for (const char* dtype : {kBF16, kF16, kF32}) {
     rows.push_back(row("update_cache", dtype, dtype));
     rows.push_back(row("update_cache", dtype, kE4M3FN));
+    rows.push_back(row("update_cache", dtype, kDsMla));
+    rows.back().by_name = true;
     rows.push_back(row("merge_states", dtype, dtype));
     rows.push_back(row("pack_kv", dtype, dtype));
     for (const char* packed : {kE4M3FN, kE4M3FNUZ}) rows.push_back(row("pack_kv_fp8", dtype, packed));

@@ -2,6 +2,7 @@
 // its slot.
 #include <type_traits>
 
+#include "kernels/cache/generic/ds_mla.cuh"
 #include "kernels/cuda/element.cuh"
 #include "kernels/cuda/launch.h"
 
@@ -96,10 +97,23 @@ __global__ void __launch_bounds__(kThreads) update_kernel(const __grid_constant_
 }
 
 template <class Element>
+__global__ void __launch_bounds__(kThreads) update_ds_mla_kernel(const __grid_constant__ UpdateCacheParams p) {
+  const int64_t token = int64_t{blockIdx.x} * kTokensPerCta + threadIdx.x / 32;
+  const int32_t layer = p.layer == nullptr ? 0 : *p.layer;
+  if (token >= p.tokens || layer < 0 || layer >= p.layers) return;
+  const int32_t slot = p.slot_mapping[token];
+  if (!in_cache(p, slot) || !is_last_of_slot(p, slot, static_cast<int32_t>(token))) return;
+  store_ds_mla(static_cast<const Element*>(p.kv_c) + token * kLatent,
+               static_cast<const Element*>(p.k_pe) + token * kRope, p.power_of_two_scales,
+               static_cast<unsigned char*>(p.cache) + (layer * p.pages * p.page_size + slot) * kDsMlaBytes);
+}
+
+template <class Element>
 Error launch_update(const UpdateCacheParams& params, const Device& device) {
   LaunchShape shape;
   shape.grid = dim3((params.tokens + int64_t{kTokensPerCta} - 1) / kTokensPerCta);
   shape.block = dim3(kThreads);
+  if (params.ds_mla) return launch("update_cache", update_ds_mla_kernel<Element>, shape, device, params);
   if (params.cache_dtype == params.input_dtype && params.k_scale == nullptr) {
     return launch("update_cache", update_kernel<Element, Element>, shape, device, params);
   }
