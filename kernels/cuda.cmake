@@ -10,6 +10,7 @@ set(JAX_MLA_CUDA_SOURCES
     decode/generic/bf16.cu
     decode/generic/f16.cu
     decode/generic/e4m3fn.cu
+    decode/generic/ds_mla.cu
     prefill/prefill.cu
     prefill/generic/prefill.cu
     prefill/generic/bf16.cu
@@ -71,7 +72,8 @@ set_target_properties(mla_cuda_driver PROPERTIES CUDA_STANDARD 17 CUDA_STANDARD_
 
 # Kernels' sources on the host, over an emulated CTA: their logic is tested where there is no GPU.
 foreach(emulator mla_sm90_emulator:main mla_sm90_fp8_emulator:fp8 mla_sm90_prefill_emulator:prefill
-                 mla_generic_prefill_emulator:generic_prefill mla_generic_sparse_emulator:generic_sparse
+                 mla_generic_prefill_emulator:generic_prefill mla_generic_decode_emulator:generic_decode
+                 mla_generic_sparse_emulator:generic_sparse
                  mla_sm90_sparse_emulator:sparse mla_ds_mla_emulator:ds_mla)
     string(REGEX REPLACE ":.*" "" target ${emulator})
     string(REGEX REPLACE ".*:" "" source ${emulator})

@@ -96,6 +96,8 @@ std::vector<Capability> capabilities() {
   rows.push_back(decode_row(kBF16, kBF16));
   rows.push_back(decode_row(kF16, kF16));
   for (const char* q_dtype : {kBF16, kF16, kE4M3FN}) rows.push_back(decode_row(q_dtype, kE4M3FN));
+  rows.push_back(decode_row(kBF16, kDsMla));
+  rows.back().by_name = true;
   rows.push_back(sparse_row(kBF16, kBF16));
   rows.push_back(sparse_row(kF16, kF16));
   for (const char* q_dtype : {kBF16, kF16, kE4M3FN}) rows.push_back(sparse_row(q_dtype, kE4M3FN));

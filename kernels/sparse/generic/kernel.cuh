@@ -5,25 +5,10 @@
 // table; one that names no token is zeros in shared memory and -inf among the scores.
 #pragma once
 
-#include "kernels/sparse/generic/tokens.cuh"
+#include "kernels/decode/generic/kernel.cuh"
+#include "kernels/sparse/work.cuh"
 
 namespace mla::generic_sparse {
-
-template <class Cached, class Shape>
-constexpr size_t sparse_shared_bytes(int stages) {
-  return sizeof(SharedMemory<Shape>) + static_cast<size_t>(stages) * Tokens<Cached, Shape>::kStageBytes +
-         Tokens<Cached, Shape>::kOtherBytes;
-}
-
-// What the tensor cores multiply, and how they read it.
-template <class Cached>
-struct Multiplied {
-  using Type = Cached;
-};
-template <>
-struct Multiplied<DsMla> {
-  using Type = __nv_bfloat16;
-};
 
 // Sums of the rows, and with them the factors of the output; then the rows that exist, to out and lse or to a partial.
 template <class Element, class Shape>

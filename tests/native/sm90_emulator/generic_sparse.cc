@@ -15,14 +15,12 @@ namespace mla::test {
 namespace {
 
 using emulator::machine;
-using generic_sparse::DsMla;
 
 template <class Cached, int kRows, int kTokens>
 void run_shape(const SparseDecodeParams& p, Random& random) {
-  using Element = typename generic_sparse::Multiplied<Cached>::Type;
-  using Shape = DecodeShape<kRows, kTokens, sizeof(Element), std::is_same_v<Cached, DsMla>>;
+  using Shape = ShapeOf<Cached, kRows, kTokens>;
   int most = kMaxStages;
-  while (generic_sparse::sparse_shared_bytes<Cached, Shape>(most) > emulator::kSharedBytes) --most;
+  while (shared_bytes<Cached, Shape>(most) > emulator::kSharedBytes) --most;
   const int stages = pick(random, 2, most);
   const int ctas = p.tokens * ((p.heads + p.tile_rows - 1) / p.tile_rows) * p.splits;
   for (int cta = 0; cta < ctas; ++cta) {
