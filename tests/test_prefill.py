@@ -120,6 +120,7 @@ def test_fp8_with_scales(dtype, implementation):
 # Hopper's products in e4m3 keep 14 bits of partial sums below 64, to 2^-8: eight times that may be lost on the way.
 FP8_LSE = 1e-3 + SCALE / 32
 MIXED = "float8_e4m3fn", "bfloat16"  # queries and keys, values
+takes_mixed = pytest.mark.takes(*MIXED)
 
 
 def scaled_truth(q, k, v, cu, scales, **static):
@@ -148,9 +149,8 @@ def test_fp8_keys_with_bf16_values(kind, causal, implementation):
         oracle.assert_attention(got, scaled_truth(q, k, values(kv_up), cu, scales, causal=causal), 1e-2, FP8_LSE)
 
 
+@takes_mixed
 def test_fp8_keys_merge_into_a_carry(implementation):
-    if not served(OPERATION, implementation, *MIXED):
-        pytest.skip("takes no fp8 keys")
     cu = ragged((20, 9, 3), (25, 9, 0))
     q, k, _ = operands(32, 34, 6, MIXED[0])
     v = values(operands(32, 34, 6)[2])
@@ -162,10 +162,9 @@ def test_fp8_keys_merge_into_a_carry(implementation):
     np.testing.assert_array_equal(merged[0][29:], carry[0][29:])
 
 
+@takes_mixed
 def test_fp8_scales_of_any_sign(implementation):
     """The queries take the sign of the scale; a scale of 0 makes all keys alike."""
-    if not served(OPERATION, implementation, *MIXED):
-        pytest.skip("takes no fp8 keys")
     cu = ragged((20, 9, 3), (25, 9, 0))
     q, k, _ = operands(32, 34, 6, MIXED[0])
     v = values(operands(32, 34, 6)[2])
@@ -176,10 +175,9 @@ def test_fp8_scales_of_any_sign(implementation):
         oracle.assert_attention(run(q, k, v, *cu, q_scale=q_scale), truth, 1e-2, FP8_LSE)
 
 
+@takes_mixed
 def test_nan_in_fp8_keys(implementation):
     """It reaches the rows that see it, and no other."""
-    if not served(OPERATION, implementation, *MIXED):
-        pytest.skip("takes no fp8 keys")
     cu = ragged((4, 6, 5), (4, 6, 5))
     q, k, _ = operands(15, 15, 3, MIXED[0])
     v = values(operands(15, 15, 3)[2])
@@ -193,6 +191,7 @@ def test_nan_in_fp8_keys(implementation):
 
 
 ALL_FP8 = "float8_e4m3fn", KernelValues.KIND
+takes_kernel_values = pytest.mark.takes(*ALL_FP8)
 
 
 def tiled(v):
@@ -227,10 +226,9 @@ def test_kernel_values(causal, implementation):
         oracle.assert_attention(got, scaled_truth(q, k2, v2, (cu_q, cu_kv), given, causal=causal), 4e-2, FP8_LSE)
 
 
+@takes_kernel_values
 def test_nan_in_kernel_values(implementation):
     """It reaches the rows that see it, and no other; beside it in the tile lies another request."""
-    if not served(OPERATION, implementation, *ALL_FP8):
-        pytest.skip("takes no KernelValues")
     cu = ragged((4, 6, 5), (4, 6, 5))
     q, k, kv_up = operands(15, 15, 3, "float8_e4m3fn")
     v = values(kv_up)
@@ -242,10 +240,9 @@ def test_nan_in_kernel_values(implementation):
     assert np.isnan(np.asarray(out[6:10], np.float32)).all()
 
 
+@takes_kernel_values
 def test_kernel_values_under_vmap(implementation):
     """Tokens of a mapped call fill whole tiles, whatever their number."""
-    if not served(OPERATION, implementation, *ALL_FP8):
-        pytest.skip("takes no KernelValues")
     cu = ragged((7, 3), (9, 5))
     q, k, kv_up = operands(12, 17, 2, "float8_e4m3fn")
     v = values(kv_up)
@@ -262,10 +259,9 @@ def test_kernel_values_under_vmap(implementation):
             np.testing.assert_allclose(x[i].astype(jnp.float32), y.astype(jnp.float32), rtol=4e-2, atol=4e-2)
 
 
+@takes_kernel_values
 @CAUSAL
 def test_kernel_values_merge_into_a_carry(causal, implementation):
-    if not served(OPERATION, implementation, *ALL_FP8):
-        pytest.skip("takes no KernelValues")
     cu = ragged((20, 9, 3), (25, 9, 0))
     q, k, kv_up = operands(32, 34, 6, "float8_e4m3fn")
     v, carry, scales = values(kv_up), carry_of(32, 6), {"v_scale": np.float32(2)}
@@ -306,11 +302,10 @@ def test_empty_shapes(tokens, stored, batch, implementation):
         assert not np.any(np.asarray(out, np.float32)) and np.all(np.asarray(lse) == -np.inf)
 
 
+@pytest.mark.takes("float32", "float32")
 @CAUSAL
 def test_merging_in_the_call_equals_merging_afterwards(causal, implementation):
     """Both merge in fp32: 1e-5 apart at most, in fp32 inputs."""
-    if not served(OPERATION, implementation, "float32", "float32"):
-        pytest.skip("takes no fp32 inputs")
     cu = ragged((20, 9), (25, 9))
     q, k, kv_up = operands(29, 34, 6, "float32")
     rng = np.random.default_rng(3)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from .replay import Replay, Shared
+from .replay import Replay, Shared, over_copies
 
 LATENT, ROPE = 512, 64
 
@@ -65,4 +65,4 @@ def make(inputs: Any) -> Replay:
             1, 0, no,  # context parallelism
         )[0]  # fmt: skip
 
-    return Replay("fa3", inputs, shared, call)
+    return over_copies("fa3", inputs, shared, call)

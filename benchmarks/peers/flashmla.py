@@ -12,7 +12,7 @@ import torch
 import vllm._flashmla_extension_C  # noqa: F401  registers torch.ops._flashmla_extension_C
 from vllm.third_party.flashmla import flash_mla_interface
 
-from .replay import Replay, Shared
+from .replay import Replay, Shared, over_copies
 
 LATENT, PAGE = 512, 64
 
@@ -31,7 +31,7 @@ def make(inputs: Any) -> Replay:
     else:
         scales = [shared(inputs.scales[name]).reshape(1) for name in ("q_scale", "k_scale")]
         call = _fp8(q, caches, table, kv_lens, inputs.scale, scales)
-    return Replay("flashmla", inputs, shared, call)
+    return over_copies("flashmla", inputs, shared, call)
 
 
 def _bf16(q: torch.Tensor, caches: torch.Tensor, table: torch.Tensor, kv_lens: torch.Tensor, scale: float) -> Any:

@@ -2,45 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 
 from . import fa3 as _fa3
-from .replay import Shared
+from .replay import Replay, Shared
 
 
-class Graph:
-    """A run's calls, captured; timed by device events. call: a query tensor -> out [T, H, 128]."""
-
-    def __init__(self, name: str, queries: list[torch.Tensor], shared: Shared, call: Callable[..., Any]) -> None:
-        self.name, self.calls, self._shared = name, len(queries), shared
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream):
-            for _ in range(2):
-                call(queries[0])
-            torch.cuda.synchronize()
-            self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
-                self._outs = [call(q) for q in queries]
-        torch.cuda.synchronize()
-
-    def seconds(self, runs: int) -> float:
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for _ in range(runs):
-            self._graph.replay()
-        stop.record()
-        torch.cuda.synchronize()
-        return start.elapsed_time(stop) * 1e-3
-
-    def out(self) -> np.ndarray:
-        return self._outs[0].float().cpu().numpy()
+def over_queries(name: str, queries: list[torch.Tensor], shared: Shared, call: Callable[..., Any]) -> Replay:
+    """A run's calls, each with its own queries. call: a query tensor -> out [T, H, 128]."""
+    return Replay(name, [functools.partial(call, q) for q in queries], shared)
 
 
-def fa3(inputs: Any, dtype: str) -> Graph:
+def fa3(inputs: Any, dtype: str) -> Replay:
     """In fp8 it takes queries, keys and values alike."""
     if dtype == "mixed":
         raise NotImplementedError("fa3: it multiplies values in the dtype of the keys")
@@ -61,10 +38,10 @@ def fa3(inputs: Any, dtype: str) -> Graph:
             1, 0, no,  # context parallelism
         )[0]  # fmt: skip
 
-    return Graph("fa3", queries, shared, call)
+    return over_queries("fa3", queries, shared, call)
 
 
-def cudnn(inputs: Any, dtype: str) -> Graph:
+def cudnn(inputs: Any, dtype: str) -> Replay:
     """Equal lengths alone, causal to the top left: the same where a sequence attends to itself."""
     cell, shared = inputs.cell, Shared()
     if dtype != "bf16":
@@ -84,4 +61,4 @@ def cudnn(inputs: Any, dtype: str) -> Graph:
             )
         return out.transpose(1, 2).flatten(0, 1)
 
-    return Graph("cudnn", [shared(q) for q in inputs.q], shared, call)
+    return over_queries("cudnn", [shared(q) for q in inputs.q], shared, call)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -30,25 +31,23 @@ class Shared:
 
 
 class Replay:
-    """As many calls as jax_mla's programs have, over the copies of the cache in turn.
+    """Calls in one captured graph. calls: each gives the peer's result. shape: of `out`, as the first call's."""
 
-    call: a copy's number -> out, [B, Q, H, 512] or [T, H, 512].
-    """
-
-    def __init__(self, name: str, inputs: Any, shared: Shared, call: Callable[[int], torch.Tensor]) -> None:
-        self.name, self.calls, self._shape = name, inputs.calls, (*inputs.q.shape[:-1], 512)
-        self._shared = shared
+    def __init__(
+        self, name: str, calls: list[Callable[[], torch.Tensor]], shared: Shared, shape: tuple[int, ...] | None = None
+    ) -> None:
+        self.name, self.calls, self._shape, self._shared = name, len(calls), shape, shared
         torch.cuda.synchronize()
         stream = torch.cuda.Stream()
         with torch.cuda.stream(stream):
             for _ in range(2):
-                call(0)
+                calls[0]()
             torch.cuda.synchronize()
             self._graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
-                self._out = call(0)
-                for i in range(1, self.calls):
-                    call(i % inputs.copies)
+                self._out = calls[0]()
+                for call in calls[1:]:
+                    call()
         torch.cuda.synchronize()
 
     def seconds(self, runs: int) -> float:
@@ -61,4 +60,14 @@ class Replay:
         return start.elapsed_time(stop) * 1e-3
 
     def out(self) -> np.ndarray:
-        return self._out.float().cpu().numpy().reshape(self._shape)
+        out = self._out.float().cpu().numpy()
+        return out if self._shape is None else out.reshape(self._shape)
+
+
+def over_copies(name: str, inputs: Any, shared: Shared, call: Callable[[int], torch.Tensor]) -> Replay:
+    """As many calls as jax_mla's programs have, over the copies of the cache in turn.
+
+    call: a copy's number -> out, [B, Q, H, 512] or [T, H, 512].
+    """
+    calls = [functools.partial(call, i % inputs.copies) for i in range(inputs.calls)]
+    return Replay(name, calls, shared, (*inputs.q.shape[:-1], 512))

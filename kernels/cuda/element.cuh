@@ -9,17 +9,9 @@
 #include <cstring>
 #include <type_traits>
 
+#include "kernels/e4m3.h"
+
 namespace mla {
-
-// OCP e4m3: four bits of exponent with bias 7, three of mantissa, no infinity, NaN 0x7F and 0xFF.
-struct E4M3FN {
-  uint8_t bits;
-};
-
-// gfx942's e4m3: bias 8, no infinity, no -0, whose code 0x80 is NaN.
-struct E4M3FNUZ {
-  uint8_t bits;
-};
 
 // Two elements; those that are infinite or NaN become 0.
 template <class Element>
@@ -28,34 +20,6 @@ __device__ __forceinline__ uint32_t finite(uint32_t pair) {
   if ((pair & kExponent) == kExponent) pair &= 0xFFFF0000;
   if ((pair & kExponent << 16) == kExponent << 16) pair &= 0xFFFF;
   return pair;
-}
-
-// OCP e4m3 by round to nearest even, as XLA's astype: past the largest finite value NaN, or that value if `saturate`.
-__host__ __device__ __forceinline__ uint8_t e4m3fn_bits(float x, bool saturate) {
-  constexpr uint32_t kInfinity = 0x7F800000;
-  constexpr uint32_t kLargest = 0x43E00000;         // 448
-  constexpr uint32_t kLastRounded = 0x43E80000;     // 464, half way to 480, rounds to the even 448
-  constexpr uint32_t kSmallestNormal = 0x3C800000;  // 2^-6
-  constexpr uint8_t kNaN = 0x7F;
-  uint32_t bits;
-  memcpy(&bits, &x, sizeof(bits));
-  const auto sign = static_cast<uint8_t>(bits >> 24 & 0x80);
-  uint32_t magnitude = bits & 0x7FFFFFFF;
-  if (magnitude > kInfinity) return kNaN;
-  if (saturate && magnitude > kLargest) magnitude = kLargest;
-  if (magnitude > kLastRounded) return kNaN;
-  if (magnitude < kSmallestNormal) {
-    // Denormals are multiples of 2^-9, the spacing of floats at 2^14: the addition rounds to them.
-    constexpr uint32_t kSpacing = 0x46800000;  // 2^14
-    float value, spacing;
-    memcpy(&value, &magnitude, sizeof(value));
-    memcpy(&spacing, &kSpacing, sizeof(spacing));
-    const float rounded = value + spacing;
-    memcpy(&bits, &rounded, sizeof(bits));
-    return sign | static_cast<uint8_t>(bits - kSpacing);
-  }
-  const uint32_t rounded = magnitude + 0x7FFFF + (magnitude >> 20 & 1);  // 23 bits of mantissa to 3
-  return sign | static_cast<uint8_t>((rounded >> 20) - ((127 - 7) << 3));
 }
 
 // Two of them, the first in the low byte.
@@ -71,36 +35,6 @@ __device__ __forceinline__ uint16_t e4m3fn_pair(float first, float second, bool 
 #else
   return static_cast<uint16_t>(e4m3fn_bits(first, saturate) | e4m3fn_bits(second, saturate) << 8);
 #endif
-}
-
-// As e4m3fn_bits: the largest finite value is 240, and what rounds to 0 has no sign.
-__host__ __device__ __forceinline__ uint8_t e4m3fnuz_bits(float x, bool saturate) {
-  constexpr uint32_t kInfinity = 0x7F800000;
-  constexpr uint32_t kLargest = 0x43700000;         // 240
-  constexpr uint32_t kFirstLost = 0x43780000;       // 248, half way to 256, would round to the even 256
-  constexpr uint32_t kSmallestNormal = 0x3C000000;  // 2^-7
-  constexpr uint8_t kNaN = 0x80;
-  uint32_t bits;
-  memcpy(&bits, &x, sizeof(bits));
-  const auto sign = static_cast<uint8_t>(bits >> 24 & 0x80);
-  uint32_t magnitude = bits & 0x7FFFFFFF;
-  if (magnitude > kInfinity) return kNaN;
-  if (saturate && magnitude > kLargest) magnitude = kLargest;
-  if (magnitude >= kFirstLost) return kNaN;
-  uint8_t code;
-  if (magnitude < kSmallestNormal) {
-    constexpr uint32_t kSpacing = 0x46000000;  // 2^13, where floats are 2^-10 apart as the denormals are
-    float value, spacing;
-    memcpy(&value, &magnitude, sizeof(value));
-    memcpy(&spacing, &kSpacing, sizeof(spacing));
-    const float rounded = value + spacing;
-    memcpy(&bits, &rounded, sizeof(bits));
-    code = static_cast<uint8_t>(bits - kSpacing);
-  } else {
-    const uint32_t rounded = magnitude + 0x7FFFF + (magnitude >> 20 & 1);
-    code = static_cast<uint8_t>((rounded >> 20) - ((127 - 8) << 3));
-  }
-  return code == 0 ? 0 : sign | code;
 }
 
 __device__ __forceinline__ float to_float(float x) { return x; }

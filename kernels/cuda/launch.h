@@ -8,6 +8,7 @@
 #include <string>
 
 #include "kernels/device.h"
+#include "kernels/dtype_name.h"
 #include "kernels/entry.h"
 
 namespace mla {
@@ -62,17 +63,6 @@ Error launch(const char* name, void (*kernel)(Parameters...), const LaunchShape&
                           std::to_string(shape.shared_bytes) + " bytes of shared memory on device " +
                           std::to_string(device.ordinal) + " failed",
                       status);
-}
-
-inline const char* name_of(DType dtype) {
-  switch (dtype) {
-    case DType::kF32: return "float32";
-    case DType::kBF16: return "bfloat16";
-    case DType::kF16: return "float16";
-    case DType::kE4M3FN: return "float8_e4m3fn";
-    case DType::kE4M3FNUZ: return "float8_e4m3fnuz";
-  }
-  return "an unknown dtype";
 }
 
 }  // namespace mla

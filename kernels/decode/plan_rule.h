@@ -14,13 +14,8 @@
 
 #include <cstdint>
 
+#include "kernels/host_device.h"
 #include "kernels/params.h"
-
-#if defined(__CUDACC__) || defined(__HIP__)
-#define MLA_HOST_DEVICE __host__ __device__
-#else
-#define MLA_HOST_DEVICE
-#endif
 
 namespace mla {
 
@@ -235,6 +230,14 @@ inline int64_t max_items(int64_t tiles, int64_t parts, bool batch_invariant) {
 }
 inline int64_t max_partials(int64_t tiles, int64_t parts, bool batch_invariant) {
   return batch_invariant ? tiles * kInvariantMaxSplits : 2 * parts;
+}
+
+// Of a GPU's planner: a unit for each thread, and where units may be requests with several tiles the first piece of
+// each group.
+constexpr int32_t kPlanUnitBytes = 32;
+inline int32_t plan_shared_bytes(const DecodePlan& plan, int32_t threads) {
+  const int32_t groups = plan.row_tiles > 1 ? min_of(plan.parts, kMaxGroupedParts) / 2 + 1 : 0;
+  return threads * kPlanUnitBytes + groups * static_cast<int32_t>(sizeof(int32_t));
 }
 
 }  // namespace mla

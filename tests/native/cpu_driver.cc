@@ -5,10 +5,10 @@
 #include <chrono>
 #include <cstdio>
 
-#include "tests/native/cpu_decode_groups.h"
-#include "tests/native/cpu_helper_groups.h"
-#include "tests/native/cpu_prefill_groups.h"
-#include "tests/native/cpu_sparse_groups.h"
+#include "tests/native/decode_groups.h"
+#include "tests/native/helper_groups.h"
+#include "tests/native/prefill_groups.h"
+#include "tests/native/sparse_groups.h"
 
 namespace mla::test {
 namespace {
@@ -135,6 +135,7 @@ int run_all() {
   test_pack_kv();
   test_gather_context();
   test_plan();
+  test_plan_rule(device);
   test_variants(device);
   test_decode_sweep(device);
   test_decode_ds_mla(device);

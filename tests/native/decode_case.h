@@ -40,12 +40,14 @@ class DecodeCase {
  public:
   DecodeShape shape;
   Array q, rope, cache, out;
-  std::vector<int32_t> page_table, kv_lens, cu_q_lens, part_offsets;
-  std::vector<float> lse, partial_out, partial_lse, k_scale;
-  std::vector<WorkItem> items;
-  std::vector<TileSplits> splits;
-  int32_t layer = 0, tokens = 0, max_pages = 0, pages = 0, row_tiles = 0;
-  float q_scale = 1, scale = 0.07216878f;
+  Buffer<int32_t> page_table, kv_lens, cu_q_lens, part_offsets;
+  Buffer<float> lse, partial_out, partial_lse, k_scale;
+  Buffer<WorkItem> items;
+  Buffer<TileSplits> splits;
+  Scalar<int32_t> layer{0};
+  Scalar<float> q_scale{1.0f};
+  int32_t tokens = 0, max_pages = 0, pages = 0, row_tiles = 0;
+  float scale = 0.07216878f;
 
   DecodeCase(const DecodeShape& s, Random& random, int table_pages = 0) : shape(s) {
     const int batch = s.batch();
@@ -139,11 +141,11 @@ class DecodeCase {
     p.q_rope = s.pair ? rope.data() : q.bytes.data() + kLatent * size_of(s.q_type);
     p.q_rope_stride = s.pair ? kRope : kWidth;
     p.cache = cache.data();
-    p.layer = s.layers == 1 && layer == 0 ? nullptr : &layer;
+    p.layer = s.layers == 1 && layer == 0 ? nullptr : layer.data();
     p.page_table = page_table.data();
     p.kv_lens = kv_lens.data();
     p.cu_q_lens = s.ragged ? cu_q_lens.data() : nullptr;
-    p.q_scale = s.scales && is_fp8(s.q_type) ? &q_scale : nullptr;
+    p.q_scale = s.scales && is_fp8(s.q_type) ? q_scale.data() : nullptr;
     const bool fp8 = is_fp8(s.cache_type) && !s.ds_mla;
     p.k_scale = s.scales && fp8 ? k_scale.data() : nullptr;
     p.plan = plan();
@@ -198,7 +200,7 @@ class DecodeCase {
     const bool fp8 = is_fp8(s.cache_type) && !s.ds_mla;
     const bool has_layer = layer >= 0 && layer < s.layers;
     const double k_factor = fp8 && s.scales && has_layer ? k_scale[layer] : 1;
-    const double q_factor = is_fp8(s.q_type) && s.scales ? q_scale : 1;
+    const double q_factor = is_fp8(s.q_type) && s.scales ? float{q_scale} : 1.0f;
     double error = 0, norm = 0;
     for (int b = 0; b < s.batch(); ++b) {
       const int64_t first = s.ragged ? cu_q_lens[b] : b * s.max_q_len;

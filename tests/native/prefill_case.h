@@ -36,12 +36,12 @@ class PrefillCase {
  public:
   PrefillShape shape;
   Array q, k, v, out;
-  std::vector<float> lse;
-  std::vector<int32_t> cu_q_lens, cu_kv_lens;
-  std::vector<uint32_t> key_mask;
+  Buffer<float> lse;
+  Buffer<int32_t> cu_q_lens, cu_kv_lens;
+  Buffer<uint32_t> key_mask;
   int32_t tokens = 0, stored = 0;
   float scale = 0.07216878f;
-  float q_scale = 1, k_scale = 1, v_scale = 1;  // other than 1 for fp8 alone
+  Scalar<float> q_scale{1.0f}, k_scale{1.0f}, v_scale{1.0f};  // other than 1 for fp8 alone
 
   // Keys and values that nobody may see are NaN; so are, sometimes, values that only some queries see.
   PrefillCase(const PrefillShape& s, Random& random) : shape(s) {
@@ -116,9 +116,9 @@ class PrefillCase {
     p.cu_q_lens = cu_q_lens.data();
     p.cu_kv_lens = cu_kv_lens.data();
     p.key_mask = shape.key_mask ? key_mask.data() : nullptr;
-    p.q_scale = q_scale == 1 ? nullptr : &q_scale;
-    p.k_scale = k_scale == 1 ? nullptr : &k_scale;
-    p.v_scale = v_scale == 1 ? nullptr : &v_scale;
+    p.q_scale = q_scale == 1 ? nullptr : q_scale.data();
+    p.k_scale = k_scale == 1 ? nullptr : k_scale.data();
+    p.v_scale = v_scale == 1 ? nullptr : v_scale.data();
     p.out = out.data();
     p.lse = lse.data();
     p.stored = stored;
@@ -171,7 +171,7 @@ class PrefillCase {
 
   Array tiles_;
   Array carried_out_;
-  std::vector<float> carried_lse_;
+  Buffer<float> carried_lse_;
 
   struct Row {
     double lse = -kInfinity;

@@ -35,10 +35,11 @@ class SparseCase {
  public:
   SparseShape shape;
   Array q, rope, cache, out;
-  std::vector<int32_t> indices, topk_lens;
-  std::vector<float> sink, lse, partial_out, partial_lse, k_scale;
-  int32_t layer = 0;
-  float q_scale = 1, scale = 0.07216878f;
+  Buffer<int32_t> indices, topk_lens;
+  Buffer<float> sink, lse, partial_out, partial_lse, k_scale;
+  Scalar<int32_t> layer{0};
+  Scalar<float> q_scale{1.0f};
+  float scale = 0.07216878f;
 
   // Two thirds of the slots hold tokens; the others are poison, and no index names them.
   SparseCase(const SparseShape& s, Random& random) : shape(s) {
@@ -75,11 +76,11 @@ class SparseCase {
     p.q_rope = s.pair ? rope.data() : q.bytes.data() + kLatent * size_of(s.q_type);
     p.q_rope_stride = s.pair ? kRope : kWidth;
     p.cache = cache.data();
-    p.layer = s.layers == 1 && layer == 0 ? nullptr : &layer;
+    p.layer = s.layers == 1 && layer == 0 ? nullptr : layer.data();
     p.indices = indices.data();
     p.topk_lens = s.lens ? topk_lens.data() : nullptr;
     p.sink = s.sink ? sink.data() : nullptr;
-    p.q_scale = s.scales && is_fp8(s.q_type) ? &q_scale : nullptr;
+    p.q_scale = s.scales && is_fp8(s.q_type) ? q_scale.data() : nullptr;
     p.k_scale = scaled ? k_scale.data() : nullptr;
     p.out = out.data();
     p.lse = lse.data();
@@ -188,7 +189,7 @@ class SparseCase {
   std::string compare_row(int64_t row, const std::vector<double>& keys, double lse_tolerance, double* error,
                           double* norm) const {
     const auto count = static_cast<int64_t>(keys.size()) / kWidth;
-    const double factor = scale * (is_fp8(shape.q_type) && shape.scales ? q_scale : 1);
+    const double factor = scale * (is_fp8(shape.q_type) && shape.scales ? float{q_scale} : 1.0f);
     double query_row[kWidth], largest = -kInfinity, sum = 0;
     for (int c = 0; c < kWidth; ++c) query_row[c] = query(row, c);
     std::vector<double> scores, expected(kLatent, 0.0);

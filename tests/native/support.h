@@ -14,12 +14,19 @@
 
 #include "kernels/device.h"
 #include "kernels/params.h"
+#include "tests/native/memory.h"
 
 namespace mla::test {
 
 inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
 inline constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
+#if defined(JAX_MLA_ROCM)
+// The null stream. A test reads results when the call has returned: the stand-in's launches are synchronous, and so are
+// those of a GPU with HIP_LAUNCH_BLOCKING=1.
+inline int32_t ordinal = 0;
+inline Device device_with(int) { return {nullptr, ordinal}; }
+#else
 inline Device device_with(int threads) {
   return {[threads](int64_t n, const std::function<void(int64_t)>& f) {
             std::atomic<int64_t> next{0};
@@ -33,6 +40,7 @@ inline Device device_with(int threads) {
           },
           threads};
 }
+#endif
 
 using Random = std::mt19937;
 
@@ -148,10 +156,10 @@ inline uint32_t encode(DType type, double x) {
   return code | sign;
 }
 
-// An array of one dtype, of exactly its size, so that a sanitizer sees the first byte past it.
+// An array of one dtype.
 struct Array {
   DType type = DType::kF32;
-  std::vector<uint8_t> bytes;
+  Buffer<uint8_t> bytes;
 
   Array() = default;
   Array(DType type, int64_t count) : type(type), bytes(count * size_of(type), 0xff) {}  // every element NaN, but fnuz's
@@ -185,7 +193,9 @@ class Report {
  public:
   void fail(const std::string& text) {
     ++failures_;
-    if (++printed_ <= 20) std::printf("  FAILED %s\n", text.c_str());
+    if (++printed_ > 20) return;
+    std::printf("  FAILED %s\n", text.c_str());
+    text_ += text + "\n";
   }
   void expect(bool condition, const std::string& text) {
     ++checks_;
@@ -196,12 +206,18 @@ class Report {
                 static_cast<long long>(failures_), detail.c_str());
     std::fflush(stdout);
     all_failures_ += failures_;
+    all_checks_ += checks_;
     checks_ = failures_ = printed_ = 0;
   }
+  void expect_success(const std::string& error) { expect(error.empty(), error); }
   bool clean() const { return all_failures_ == 0; }
+  // Of a driver that is a library: checks so far, and the first failures.
+  int64_t all_checks() const { return all_checks_; }
+  const std::string& text() const { return text_; }
 
  private:
-  int64_t checks_ = 0, failures_ = 0, printed_ = 0, all_failures_ = 0;
+  int64_t checks_ = 0, failures_ = 0, printed_ = 0, all_failures_ = 0, all_checks_ = 0;
+  std::string text_;
 };
 
 inline Report report;

@@ -1,4 +1,4 @@
-// Tests of prefill on the CPU, one function a group.
+// Tests of prefill, one function a group.
 #pragma once
 
 #include <algorithm>
@@ -39,12 +39,12 @@ struct PrefillShape {
 // One call and its truth. What nobody may read is NaN.
 struct PrefillCase {
   PrefillShape shape;
-  std::vector<int32_t> cu_q, cu_kv;
+  Buffer<int32_t> cu_q, cu_kv;
   int tokens = 0, stored = 0;
   int64_t v_stride = kNope, v_offset = 0;
   Array q, k, v, out, carry_out;
-  std::vector<float> lse, carry_lse;
-  std::vector<uint32_t> key_mask;
+  Buffer<float> lse, carry_lse;
+  Buffer<uint32_t> key_mask;
 
   PrefillCase(const PrefillShape& s, Random& random) : shape(s) {
     cu_q.push_back(0);
@@ -277,8 +277,8 @@ inline void test_prefill_determinism() {
                       "other bits with " + std::to_string(threads) + " threads: " + s.text());
       }
       PrefillCase alone = problem;
-      alone.cu_q = std::vector<int32_t>{problem.cu_q[2], problem.cu_q[3]};
-      alone.cu_kv = std::vector<int32_t>{problem.cu_kv[2], problem.cu_kv[3]};
+      alone.cu_q = Buffer<int32_t>{problem.cu_q[2], problem.cu_q[3]};
+      alone.cu_kv = Buffer<int32_t>{problem.cu_kv[2], problem.cu_kv[3]};
       alone.run(device_with(2));
       const int64_t first = int64_t{problem.cu_q[2]} * s.heads;
       report.expect(same_rows(problem, first, alone, first, int64_t{100} * s.heads), "alone differs: " + s.text());

@@ -1,4 +1,4 @@
-// Tests of update_cache, merge_states, pack_kv and gather_context on the CPU, one function a group.
+// Tests of update_cache, merge_states, pack_kv and gather_context, one function a group.
 #pragma once
 
 #include <algorithm>
@@ -10,8 +10,7 @@ namespace mla::test {
 
 // ---- update_cache
 
-inline UpdateCacheParams update_params(Array& cache, Array& kv_c, Array& k_pe, const std::vector<int32_t>& slots,
-                                       int page_size) {
+inline UpdateCacheParams update_params(Array& cache, Array& kv_c, Array& k_pe, Buffer<int32_t>& slots, int page_size) {
   UpdateCacheParams p{};
   p.cache = cache.data();
   p.kv_c = kv_c.data();
@@ -50,22 +49,23 @@ inline void test_casts(const Device& device) {
       codes.resize((codes.size() + kWidth - 1) / kWidth * kWidth);
       const auto tokens = static_cast<int32_t>(codes.size() / kWidth);
       Array kv_c(source, int64_t{tokens} * kLatent), k_pe(source, int64_t{tokens} * kRope);
-      std::vector<int32_t> slots;
+      Buffer<int32_t> slots;
       for (int32_t t = 0; t < tokens; ++t) {
         slots.push_back(t);
         for (int c = 0; c < kLatent; ++c) kv_c.set_code(int64_t{t} * kLatent + c, codes[t * kWidth + c]);
         for (int c = 0; c < kRope; ++c) k_pe.set_code(int64_t{t} * kRope + c, codes[t * kWidth + kLatent + c]);
       }
-      for (float k_scale : {1.0f, 0.37f}) {
+      for (float scale : {1.0f, 0.37f}) {
+        Scalar<float> k_scale(scale);
         for (bool saturate : {false, true}) {
           Array cache(target, int64_t{tokens} * kWidth);
           UpdateCacheParams p = update_params(cache, kv_c, k_pe, slots, 1);
-          p.k_scale = &k_scale;
+          p.k_scale = k_scale.data();
           p.k_scales = 1;
           p.saturate = saturate;
-          update_cache(p, device);
+          report.expect_success(update_cache(p, device));
           for (size_t i = 0; i < codes.size(); ++i) {
-            const float scaled = static_cast<float>(value_of(source, codes[i])) / k_scale;
+            const float scaled = static_cast<float>(value_of(source, codes[i])) / scale;
             const uint32_t wanted = encode(target, saturate ? saturated(target, scaled) : scaled);
             report.expect(same_but_nan_sign(target, wanted, cache.code(i)),
                           std::string(name_of(source)) + " " + std::to_string(codes[i]) + " to " + name_of(target) +
@@ -81,7 +81,7 @@ inline void test_casts(const Device& device) {
 inline void test_update_cache() {
   Random random(9);
   for (int i = 0; i < (quick ? 10 : 60); ++i) {
-    const DType cache_type = choose(random, {DType::kBF16, DType::kF16, DType::kF32, DType::kE4M3FN});
+    const DType cache_type = choose(random, {DType::kBF16, DType::kF16, DType::kF32, DType::kE4M3FN, DType::kE4M3FNUZ});
     const DType input = is_fp8(cache_type) ? choose(random, {DType::kBF16, DType::kF16, DType::kF32}) : cache_type;
     const int pages = 7, page_size = choose(random, {1, 4, 16}), layers = choose(random, {1, 2}),
               tokens = pick(random, 1, 150);
@@ -90,18 +90,18 @@ inline void test_update_cache() {
         k_pe(input, int64_t{tokens} * kRope);
     kv_c.fill_random(random, 0, kv_c.count());
     k_pe.fill_random(random, 0, k_pe.count());
-    std::vector<int32_t> slots;
+    Buffer<int32_t> slots;
     for (int t = 0; t < tokens; ++t) {
       slots.push_back(choose(random, {pick(random, 0, static_cast<int>(slots_per_layer) - 1), pick(random, 0, 3), -1,
                                       INT32_MIN, INT32_MAX, static_cast<int>(slots_per_layer)}));
     }
-    const int32_t layer = choose(random, {0, layers - 1, layers, -1, INT32_MAX});
-    const float scales[2] = {1.0f, 0.5f};
+    Scalar<int32_t> layer(choose(random, {0, layers - 1, layers, -1, INT32_MAX}));
+    Buffer<float> scales{1.0f, 0.5f};
     UpdateCacheParams p = update_params(cache, kv_c, k_pe, slots, page_size);
     p.pages = pages;
     p.layers = layers;
-    p.layer = &layer;
-    if (is_fp8(cache_type)) p.k_scale = scales;
+    p.layer = layer.data();
+    if (is_fp8(cache_type)) p.k_scale = scales.data();
     p.k_scales = is_fp8(cache_type) ? layers : 0;
     Array expected = cache;
     for (int t = 0; t < tokens && layer >= 0 && layer < layers; ++t) {
@@ -112,7 +112,10 @@ inline void test_update_cache() {
         expected.set((layer * slots_per_layer + slots[t]) * kWidth + c, static_cast<float>(x) / scale);
       }
     }
-    update_cache(p, device_with(pick(random, 1, 4)));
+    Buffer<int32_t> owners(1024);  // of the search for duplicates by hash, where a device has one
+    p.owner_slots = pick(random, 0, 1) * 512;
+    p.owners = p.owner_slots == 0 ? nullptr : owners.data();
+    report.expect_success(update_cache(p, device_with(pick(random, 1, 4))));
     report.expect(expected.bytes == cache.bytes,
                   "update_cache " + std::string(name_of(input)) + " to " + name_of(cache_type));
   }
@@ -129,7 +132,7 @@ inline void test_merge_states() {
     Array a(type, int64_t{rows} * width), b = a, out = a;
     a.fill_random(random, 0, a.count());
     b.fill_random(random, 0, b.count());
-    std::vector<float> lse_a, lse_b, lse(rows, kNaN);
+    Buffer<float> lse_a, lse_b, lse(rows, kNaN);
     for (int row = 0; row < rows; ++row) {
       const auto any = [&] {
         return choose(random, {-kInfinity, kInfinity, kNaN, pick(random, -90, 90) / 10.0f, 0.5f, 1e5f});
@@ -143,7 +146,7 @@ inline void test_merge_states() {
     }
     const MergeStatesParams p = {a.data(),   lse_a.data(), b.data(), lse_b.data(), out.data(),
                                  lse.data(), rows,         width,    type};
-    merge_states(p, device_with(3));
+    report.expect_success(merge_states(p, device_with(3)));
     for (int row = 0; row < rows; ++row) {
       const bool has_a = std::isfinite(lse_a[row]), has_b = std::isfinite(lse_b[row]);
       const double largest = std::max(has_a ? lse_a[row] : -kInfinity, has_b ? lse_b[row] : -kInfinity);
@@ -177,14 +180,14 @@ inline void test_pack_kv() {
     kv_up.fill_random(random, 0, kv_up.count());
     for (int64_t t = 0; t < tokens; ++t) k_pe.fill_random(random, t * stride + offset, t * stride + offset + kRope);
     Array k(output, int64_t{tokens} * heads * kHeadDim), v(output, int64_t{tokens} * heads * kNope);
-    const float k_scale = choose(random, {1.0f, 0.75f}), packed_k = choose(random, {1.0f, 0.3f}),
-                packed_v = choose(random, {1.0f, 0.6f});
+    Scalar<float> k_scale(choose(random, {1.0f, 0.75f})), packed_k(choose(random, {1.0f, 0.3f})),
+        packed_v(choose(random, {1.0f, 0.6f}));
     PackKvParams p{};
     p.kv_up = kv_up.data();
     p.k_pe = k_pe.data();
-    p.k_scale = is_fp8(pe_type) ? &k_scale : nullptr;
-    p.packed_k_scale = to_fp8 ? &packed_k : nullptr;
-    p.packed_v_scale = to_fp8 ? &packed_v : nullptr;
+    p.k_scale = is_fp8(pe_type) ? k_scale.data() : nullptr;
+    p.packed_k_scale = to_fp8 ? packed_k.data() : nullptr;
+    p.packed_v_scale = to_fp8 ? packed_v.data() : nullptr;
     p.k = k.data();
     p.v = to_fp8 ? v.data() : nullptr;
     p.k_pe_stride = stride;
@@ -195,8 +198,9 @@ inline void test_pack_kv() {
     p.input_dtype = input;
     p.k_pe_dtype = pe_type;
     p.output_dtype = output;
-    pack_kv(p, device_with(3));
-    const float k_divide = to_fp8 ? packed_k : 1.0f, v_divide = to_fp8 ? packed_v : 1.0f;
+    report.expect_success(pack_kv(p, device_with(3)));
+    const float own_scale = k_scale, k_divide = to_fp8 ? float{packed_k} : 1.0f,
+                v_divide = to_fp8 ? float{packed_v} : 1.0f;
     for (int64_t row = 0; row < int64_t{tokens} * heads; ++row) {
       for (int c = 0; c < kHeadDim + kNope; ++c) {
         const bool is_value = c >= kHeadDim;
@@ -204,15 +208,16 @@ inline void test_pack_kv() {
         float x;
         if (c >= kNope && !is_value) {
           const auto pe = static_cast<float>(k_pe.at(row / heads * stride + offset + c - kNope));
-          x = pe * (is_fp8(pe_type) ? k_scale : 1.0f) / k_divide;
+          x = pe * (is_fp8(pe_type) ? own_scale : 1.0f) / k_divide;
         } else {
           x = static_cast<float>(kv_up.at(row * 2 * kNope + (is_value ? c - kHeadDim + kNope : c))) /
               (is_value ? v_divide : k_divide);
         }
         const uint32_t wanted = encode(output, to_fp8 && p.saturate ? saturated(output, x) : x);
         const uint32_t got = is_value ? v.code(row * kNope + c - kHeadDim) : k.code(row * kHeadDim + c);
-        report.expect(wanted == got, std::string("pack_kv ") + name_of(input) + " to " + name_of(output) + " column " +
-                                         std::to_string(c));
+        report.expect(wanted == got, std::string("pack_kv ") + name_of(input) + ", rope " + name_of(pe_type) + ", to " +
+                                         name_of(output) + " column " + std::to_string(c) + " is " +
+                                         std::to_string(got) + ", expected " + std::to_string(wanted));
       }
     }
   }
@@ -224,8 +229,8 @@ inline void test_pack_kv() {
 // A cache of any layout, as bytes of exactly its size, with values that are written down here.
 struct ContextCache {
   bool ds_mla;
-  Array values;                 // [layers, slots, D] in its dtype; where ds_mla what the bytes stand for, in fp32
-  std::vector<uint8_t> packed;  // where ds_mla
+  Array values;            // [layers, slots, D] in its dtype; where ds_mla what the bytes stand for, in fp32
+  Buffer<uint8_t> packed;  // where ds_mla
 
   ContextCache(bool ds_mla, DType type, int64_t rows, Random& random)
       : ds_mla(ds_mla), values(ds_mla ? DType::kF32 : type, rows * kWidth) {
@@ -266,20 +271,20 @@ inline void test_gather_context() {
     const int64_t slots = int64_t{pages} * page_size;
     ContextCache cache(ds_mla, type, layers * slots, random);
     Array latent(output, int64_t{rows} * kLatent), rope(output, int64_t{rows} * kRope);
-    std::vector<int32_t> table, starts, cu = {0};
+    Buffer<int32_t> table, starts, cu = {0};
     for (int j = 0; j < batch * max_pages; ++j)
       table.push_back(pick(random, 0, 4) ? pick(random, 0, pages - 1) : odd());
     for (int b = 0; b < batch; ++b) {
       starts.push_back(garbage ? odd() : pick(random, 0, max_pages - 1) * page_size);
       cu.push_back(garbage ? odd() : std::min(cu.back() + pick(random, 0, 2 * page_size), rows));
     }
-    const int32_t layer = choose(random, {0, layers - 1, layers, -1, INT32_MAX});
-    const float scales[2] = {2.0f, 0.375f};
+    Scalar<int32_t> layer(choose(random, {0, layers - 1, layers, -1, INT32_MAX}));
+    Buffer<float> scales{2.0f, 0.375f};
     const bool scaled = !ds_mla && is_fp8(type);
     GatherContextParams p{};
     p.cache = cache.data();
-    p.layer = &layer;
-    p.k_scale = scaled ? scales : nullptr;
+    p.layer = layer.data();
+    p.k_scale = scaled ? scales.data() : nullptr;
     p.page_table = table.data();
     p.starts = starts.data();
     p.cu_kv_lens = cu.data();
@@ -295,7 +300,7 @@ inline void test_gather_context() {
     p.ds_mla = ds_mla;
     p.cache_dtype = ds_mla ? DType::kE4M3FN : type;
     p.output_dtype = output;
-    gather_context(p, device_with(pick(random, 1, 4)));
+    report.expect_success(gather_context(p, device_with(pick(random, 1, 4))));
     for (int w = 0; w < rows; ++w) {
       int b = 0;
       while (b < batch && w >= cu[b + 1]) ++b;
@@ -308,7 +313,7 @@ inline void test_gather_context() {
       for (int c = 0; c < kWidth; ++c) {
         double wanted = 0;
         if (slot >= 0) wanted = cache.values.at(slot * kWidth + c);
-        if (scaled) wanted = static_cast<float>(wanted) * scales[layers > 1 ? std::max(layer, 0) % 2 : 0];
+        if (scaled) wanted = static_cast<float>(wanted) * scales[layers > 1 ? std::max<int32_t>(layer, 0) % 2 : 0];
         const uint32_t got =
             c < kLatent ? latent.code(int64_t{w} * kLatent + c) : rope.code(int64_t{w} * kRope + c - kLatent);
         report.expect(encode(output, wanted) == got,

@@ -3,7 +3,7 @@
 
 #include <cstdio>
 
-#include "tests/native/cpu_decode_groups.h"
+#include "tests/native/decode_groups.h"
 #include "tests/native/sparse_case.h"
 
 namespace mla::test {
@@ -114,7 +114,7 @@ inline void test_sparse_determinism() {
       SparseCase problem(random_sparse_shape(random, variant, types), random);
       problem.run(device_with(1));
       const Array out = problem.out;
-      const std::vector<float> lse = problem.lse;
+      const auto lse = problem.lse;
       for (int threads : {2, 3, 5, 2}) {
         problem.run(device_with(threads));
         report.expect(

@@ -1,10 +1,11 @@
-// Tests of plan_decode and decode on the CPU, one function a group.
+// Tests of plan_decode and decode, one function a group.
 #pragma once
 
 #include <cstdio>
 
 #include "kernels/capability.h"
 #include "tests/native/decode_case.h"
+#include "tests/native/plan_case.h"
 
 namespace mla::test {
 
@@ -209,7 +210,7 @@ inline void test_hidden_nan(const Device& device) {
         problem.make_plan(device);
         problem.run(device);
         const Array clean = problem.out;
-        const std::vector<float> clean_lse = problem.lse;
+        const auto clean_lse = problem.lse;
         const int64_t slot = problem.slot_of(0, kv_len - 1);
         for (int c = 0; c < kWidth; ++c) problem.cache.set_code(slot * kWidth + c, nan_code(s.cache_type));
         problem.run(device);
@@ -235,7 +236,7 @@ inline void test_determinism() {
         problem.make_plan(device_with(1));
         problem.run(device_with(1));
         const Array out = problem.out;
-        const std::vector<float> lse = problem.lse;
+        const auto lse = problem.lse;
         for (int threads : {2, 3, 5, 2}) {
           problem.run(device_with(threads));
           report.expect(
@@ -339,6 +340,45 @@ inline void test_plan() {
     report.expect(wrong.empty(), wrong + ": " + s.text());
   }
   report.group("plan_decode");
+}
+
+// The same bits as a serial planner over the same rule, for batches that are cut in each of its ways.
+inline void test_plan_rule(const Device& device) {
+  Random random(17);
+  int cuts[4] = {};
+  for (int i = 0; i < (quick ? 24 : 120); ++i) {
+    const bool alike = pick(random, 0, 1) == 1;  // one length for all requests, and as many tiles
+    DecodeShape s;
+    s.heads = choose(random, {1, 24, 31, 128});
+    s.max_q_len = pick(random, 1, 4);
+    s.tile_rows = choose(random, {16, 32, 64});
+    s.parts = pick(random, 1, 300);
+    s.ragged = pick(random, 0, 1) == 1;
+    s.batch_invariant = pick(random, 0, 2) == 0;
+    const int batch = choose(random, {1, 2, 31, quick ? 60 : 1100}),
+              longest = choose(random, {100, 2000, 9000, 200000});
+    for (int b = 0; b < batch; ++b) {
+      s.kv_lens.push_back(pick(random, 0, 4) == 0 ? pick(random, -2, 0) : pick(random, 1, longest));
+      if (alike) s.kv_lens[b] = b == 0 ? std::max(s.kv_lens[0], 1) : s.kv_lens[0];
+      s.q_lens.push_back(alike ? s.max_q_len : pick(random, 0, s.max_q_len));
+    }
+    PlanCase problem(s);
+    const PlanDecodeParams p = problem.params();
+    report.expect_success(plan_decode(p, device));
+    const SplitRule rule = rule_on_host(p);
+    const HostPlan expected = plan_on_host(p, rule);
+    const auto same = [](const auto& a, const auto& b) {
+      return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(a[0])) == 0;
+    };
+    report.expect(expected.wrong.empty(), expected.wrong);
+    report.expect(same(problem.items, expected.items), "items of " + s.text());
+    report.expect(same(problem.part_offsets, expected.part_offsets), "part_offsets of " + s.text());
+    report.expect(same(problem.splits, expected.tile_splits), "tile_splits of " + s.text());
+    ++cuts[static_cast<int>(rule.cut)];
+  }
+  report.group("plan_decode, its rule", std::to_string(cuts[0]) + " whole, " + std::to_string(cuts[1]) + " even, " +
+                                            std::to_string(cuts[2]) + " line, " + std::to_string(cuts[3]) +
+                                            " invariant");
 }
 
 inline void test_variants(const Device& device) {

@@ -1,0 +1,13 @@
+// Functions that the host and devices share.
+#pragma once
+
+#if defined(__CUDACC__)
+#define MLA_HOST_DEVICE __host__ __device__
+#define MLA_FORCE_INLINE __forceinline__
+#elif defined(__HIP__)
+#define MLA_HOST_DEVICE __attribute__((host)) __attribute__((device))
+#define MLA_FORCE_INLINE inline __attribute__((always_inline))
+#else
+#define MLA_HOST_DEVICE
+#define MLA_FORCE_INLINE inline
+#endif
