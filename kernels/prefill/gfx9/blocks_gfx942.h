@@ -22,7 +22,16 @@ class Blocks<Gfx942, Element> {
  public:
   // `keys`: those of the request that some row sees.
   __device__ __forceinline__ Blocks(const PrefillParams& p, const Tile& tile, int32_t keys, LdsBytes memory)
-      : sources_(p, tile, sizeof(Element)), memory_(memory), keys_(keys) {
+      : sources_(p, tile, sizeof(Element)),
+        memory_(memory),
+        keys_(keys),
+        next_keys_(sources_.keys),
+        next_values_(sources_.values),
+        key_offset_(thread() / 8 * sources_.key_stride + thread() % 8 * 16),
+        value_offset_(value_pair() * 2 * sources_.value_stride + value_columns() * 16),
+        key_place_(in_place(thread() / 8 * kPanelLine + (thread() % 8 ^ thread() / 8 % 8) * 16)),
+        value_place_(in_place(value_place(value_pair() * 2, value_columns()))),
+        value_chunk_(in_place(value_chunk(value_pair() * 2, value_columns()))) {
     if (keys > 0) load(0);
   }
 
@@ -49,54 +58,69 @@ class Blocks<Gfx942, Element> {
   }
 
   __device__ __forceinline__ void put_keys() const {
-    const int thread = wave_id() * kWave + lane_id(), row = thread / 8;
-    const LdsBytes line = memory_ + row * kPanelLine + (thread % 8 ^ row % 8) * 16;
 #pragma unroll
     for (int panel = 0; panel < kKeyPanels; ++panel) {
-      *reinterpret_cast<Lds<U32x4>>(line + panel * kPanelBytes) = keys_in_flight_[panel];
+      *reinterpret_cast<Lds<U32x4>>(memory_ + key_place_ + panel * kPanelBytes) = keys_in_flight_[panel];
     }
   }
+
+  __device__ __forceinline__ void put_values() const {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const uint32_t first = values_[0][i / 2], second = values_[1][i / 2];
+      const uint32_t pair = __builtin_amdgcn_perm(second, first, i % 2 == 0 ? 0x05040100 : 0x07060302);
+      const LdsBytes line = memory_ + kKeyBytes + value_place_ + i * kPanelLine;
+      *reinterpret_cast<Lds<uint32_t>>(line + (value_chunk_ ^ i * 16)) = pair;
+    }
+  }
+
+  __device__ __forceinline__ static int thread() { return wave_id() * kWave + lane_id(); }
 
   // A thread has eight columns of two neighbouring keys.
   __device__ __forceinline__ static int value_pair() { return wave_id() * 4 + lane_id() / 16; }
   __device__ __forceinline__ static int value_columns() { return lane_id() % 16; }  // / 8
 
-  __device__ __forceinline__ void put_values() {
-    const int key = value_pair() * 2, columns = value_columns();
-    const int chunk = key / 16 * 2 + key / 4 % 2, place = key / 8 % 2 * 8 + key % 4 * 2;
-    const LdsBytes lines = memory_ + kKeyBytes + columns * 8 * kPanelLine + place;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const uint32_t first = values_[0][i / 2], second = values_[1][i / 2];
-      const uint32_t pair = __builtin_amdgcn_perm(second, first, i % 2 == 0 ? 0x05040100 : 0x07060302);
-      *reinterpret_cast<Lds<uint32_t>>(lines + i * kPanelLine + (chunk ^ i ^ columns % 8) * 16) = pair;
-    }
+  // Where they go, in bytes: in the line of the first column, the chunk apart.
+  __device__ __forceinline__ static int value_place(int key, int columns) {
+    return columns * 8 * kPanelLine + key / 8 % 2 * 8 + key % 4 * 2;
+  }
+  __device__ __forceinline__ static int value_chunk(int key, int columns) {
+    return ((key / 16 * 2 + key / 4 % 2) ^ columns % 8) * 16;
   }
 
-  // Keys behind the last one are that one again; nobody sees them.
+  // Blocks come in order.
   __device__ __forceinline__ void load(int32_t block) {
-    const int thread = wave_id() * kWave + lane_id();
-    const int64_t position = int64_t{block} * kBlockKeys;
-    const int32_t last = keys_ - 1 - block * kBlockKeys;
-    const unsigned char* keys = sources_.keys + position * sources_.key_stride;
-    const unsigned char* values = sources_.values + position * sources_.value_stride;
-    const uint32_t key_offset =
-        static_cast<uint32_t>(clamp(thread / 8, 0, last)) * sources_.key_stride + thread % 8 * 16;
+    if ((block + 1) * kBlockKeys > keys_) return load_last(keys_ - 1 - block * kBlockKeys);
+    load_at(key_offset_, value_offset_, value_offset_ + sources_.value_stride);
+    next_keys_ += kBlockKeys * sources_.key_stride;
+    next_values_ += kBlockKeys * sources_.value_stride;
+  }
+
+  // Keys behind the last one of the block are that one again; nobody sees them.
+  __device__ __forceinline__ void load_last(int32_t last) {
+    const int lane = in_place(lane_id()), thread = wave_id() * kWave + lane, key = wave_id() * 8 + lane / 16 * 2;
+    const uint32_t first = clamp(key, 0, last), second = clamp(key + 1, 0, last), columns = lane % 16 * 16;
+    load_at(static_cast<uint32_t>(clamp(thread / 8, 0, last)) * sources_.key_stride + thread % 8 * 16,
+            first * sources_.value_stride + columns, second * sources_.value_stride + columns);
+  }
+
+  // Offsets: of this lane, from the block's first key.
+  __device__ __forceinline__ void load_at(uint32_t key_offset, uint32_t first_offset, uint32_t second_offset) {
 #pragma unroll
     for (int panel = 0; panel < kKeyPanels; ++panel) {
-      keys_in_flight_[panel] = *reinterpret_cast<const U32x4*>(keys + key_offset + panel * kPanelLine);
+      keys_in_flight_[panel] = *reinterpret_cast<const U32x4*>(next_keys_ + key_offset + panel * kPanelLine);
     }
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const uint32_t offset =
-          static_cast<uint32_t>(clamp(value_pair() * 2 + i, 0, last)) * sources_.value_stride + value_columns() * 16;
-      values_[i] = *reinterpret_cast<const U32x4*>(values + offset);
-    }
+    values_[0] = *reinterpret_cast<const U32x4*>(next_values_ + first_offset);
+    values_[1] = *reinterpret_cast<const U32x4*>(next_values_ + second_offset);
   }
 
   Sources sources_;
   LdsBytes memory_;
   int32_t keys_;
+  const unsigned char* next_keys_;  // of the next block
+  const unsigned char* next_values_;
+  uint32_t key_offset_, value_offset_;  // of this lane, from a block's first key
+  int key_place_, value_place_, value_chunk_;
   U32x4 keys_in_flight_[kKeyPanels];
   U32x4 values_[2];
 };
