@@ -2,7 +2,8 @@
 code for each architecture, executed by the emulator with its checks of bounds, races and waits, against float64.
 
 JAX_MLA_ROCM_DRIVER names the folder of the native driver (tests/rocm_driver.py says how to build it). With
-JAX_MLA_ROCM_DEVICE=0 and HIP_LAUNCH_BLOCKING=1 the groups run on that GPU of this machine instead.
+JAX_MLA_ROCM_ALL=1 the groups run all their cases rather than a selection. With JAX_MLA_ROCM_DEVICE=0 and
+HIP_LAUNCH_BLOCKING=1 they do so on that GPU of this machine instead.
 """
 
 import os
@@ -21,11 +22,13 @@ from jax_mla import _ffi
 pytestmark = pytest.mark.skipif(FOLDER is None, reason="JAX_MLA_ROCM_DRIVER is not set: tests/rocm_driver.py")
 
 GPU = os.environ.get("JAX_MLA_ROCM_DEVICE")
+QUICK = GPU is None and os.environ.get("JAX_MLA_ROCM_ALL") != "1"
 standin_only = pytest.mark.skipif(GPU is not None, reason="asks the stand-in of the HIP runtime")
 GROUPS = (
     "casts", "decode", "decode_bad_values", "decode_garbage", "decode_hidden_nan", "decode_refusals",
-    "decode_same_bits", "gather_context", "merge_states", "pack_kv", "pack_tiles", "plan", "plan_rule", "prefill",
-    "prefill_refusals", "reduce", "refusals", "update_cache",
+    "decode_same_bits", "gather_context", "merge_states", "pack_kv", "pack_tiles", "padding", "plan", "plan_rule",
+    "prefill", "prefill_refusals", "reduce", "refusals", "sparse_decode", "sparse_decode_edges",
+    "sparse_decode_refusals", "update_cache",
 )  # fmt: skip
 
 
@@ -58,7 +61,7 @@ def test_every_group_is_listed(driver):
 @pytest.mark.parametrize("architecture", ARCHITECTURES if GPU is None else ["gpu"])
 @pytest.mark.parametrize("group", GROUPS)
 def test_group(driver, devices, group, architecture):
-    checks, failures = driver.run(group, devices[architecture], quick=GPU is None)
+    checks, failures = driver.run(group, devices[architecture], quick=QUICK)
     assert failures == ""
     assert checks > 10
 
@@ -94,7 +97,7 @@ def test_order_of_waves_changes_nothing(driver, devices, order, architecture):
     """Waves that run in another order, or a few instructions each in turn, give results that pass too."""
     driver.order = order
     try:
-        for group in ("plan_rule", "reduce"):
+        for group in ("plan_rule", "reduce", "decode_same_bits"):
             assert driver.run(group, devices[architecture], quick=True)[1] == ""
     finally:
         driver.order = "forward"
@@ -117,6 +120,14 @@ def test_code_is_loaded_once_a_device(driver):
         assert driver.merge(0) == ""
     after = [driver.calls(entry) for entry in ("hipModuleLoadData", "hipModuleGetFunction", "hipModuleLaunchKernel")]
     assert [b - a for a, b in zip(before, after, strict=True)] == [0, 0, 3]
+
+
+@standin_only
+def test_threads_load_code_once(driver):
+    driver.set_device(5, "gfx942")
+    loads = driver.calls("hipModuleLoadData")
+    assert driver.merge_from_threads(5, 8) == ""
+    assert driver.calls("hipModuleLoadData") == loads + 1
 
 
 @standin_only

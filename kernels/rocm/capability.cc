@@ -52,6 +52,15 @@ class Rows {
     row.tile_rows.assign(std::begin(gfx9::kTileSizes), std::end(gfx9::kTileSizes));
   }
 
+  // mla_sparse_decode takes every count of heads: a tile's last rows may not exist.
+  void add_sparse_decode(const char* object, const char* q_dtype, const char* cache_dtype) {
+    if (!has_code(object, architecture_)) return;
+    add(object, "mla_sparse_decode", q_dtype, cache_dtype);
+    Capability& row = rows_.back();
+    row.planner_heads = row.reducer_heads = {{1, 128, 1}, {144, 4096, 16}};
+    row.tile_rows.assign(std::begin(gfx9::kTileSizes), std::end(gfx9::kTileSizes));
+  }
+
  private:
   const char* architecture_;
   std::vector<Capability>& rows_;
@@ -70,6 +79,12 @@ std::vector<Capability> capabilities() {
     rows.add_decode("decode/gfx9/f16_fp8", kF16, own_fp8);
     rows.add_decode("decode/gfx9/fp8", own_fp8, own_fp8);
     rows.add_decode("decode/gfx9/bf16_ds_mla", kBF16, kDsMla);
+    rows.add_sparse_decode("sparse/gfx9/bf16", kBF16, kBF16);
+    rows.add_sparse_decode("sparse/gfx9/f16", kF16, kF16);
+    rows.add_sparse_decode("sparse/gfx9/bf16_fp8", kBF16, own_fp8);
+    rows.add_sparse_decode("sparse/gfx9/f16_fp8", kF16, own_fp8);
+    rows.add_sparse_decode("sparse/gfx9/fp8", own_fp8, own_fp8);
+    rows.add_sparse_decode("sparse/gfx9/bf16_ds_mla", kBF16, kDsMla);
     for (const char* dtype : {kBF16, kF16, kF32}) {
       for (const char* cached : {dtype, kE4M3FN, kE4M3FNUZ}) {
         rows.add("cache/gfx9/update", "update_cache", dtype, cached);

@@ -3,12 +3,15 @@
 #include <cstdio>
 #include <functional>
 #include <map>
+#include <thread>
 
 #include "tests/native/decode_groups.h"
 #include "tests/native/helper_groups.h"
 #include "tests/native/rocm_decode_groups.h"
 #include "tests/native/rocm_groups.h"
+#include "tests/native/rocm_padding_group.h"
 #include "tests/native/rocm_prefill_groups.h"
+#include "tests/native/rocm_sparse_groups.h"
 
 namespace mla::test {
 namespace {
@@ -27,12 +30,16 @@ const std::map<std::string, std::function<void()>>& groups() {
       {"refusals", test_refusals},
       {"prefill", test_prefill},
       {"prefill_refusals", test_prefill_refusals},
+      {"padding", test_padding},
       {"decode", test_amd_decode},
       {"decode_bad_values", test_amd_bad_values},
       {"decode_garbage", test_amd_garbage},
       {"decode_hidden_nan", test_amd_hidden_nan},
       {"decode_refusals", test_amd_decode_refusals},
       {"decode_same_bits", test_amd_same_bits},
+      {"sparse_decode", test_amd_sparse},
+      {"sparse_decode_edges", test_amd_sparse_edges},
+      {"sparse_decode_refusals", test_amd_sparse_refusals},
   };
   return kGroups;
 }
@@ -74,6 +81,19 @@ void mla_rocm_merge(int ordinal, char* text, size_t capacity) {
   using namespace mla::test;
   mla::test::ordinal = ordinal;
   give(small_merge(), text, capacity);
+}
+
+// The same from several threads at once: all that they said.
+void mla_rocm_merge_from_threads(int ordinal, int threads, char* text, size_t capacity) {
+  using namespace mla::test;
+  mla::test::ordinal = ordinal;
+  std::vector<std::string> said(threads);
+  std::vector<std::thread> all;
+  for (int i = 0; i < threads; ++i) all.emplace_back([&said, i] { said[i] = small_merge(); });
+  for (std::thread& thread : all) thread.join();
+  std::string joined;
+  for (const std::string& each : said) joined += each;
+  give(joined, text, capacity);
 }
 
 // Likewise a small copy on the device.

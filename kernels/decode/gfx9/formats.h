@@ -67,7 +67,7 @@ struct CodeLoads {
 
   template <class Rows>
   static __device__ __forceinline__ U32x4 load(const Rows& rows, int lane, int i) {
-    return *reinterpret_cast<const U32x4*>(rows.of_lane(2 * i + lane / 32) + lane % 32 * 16);
+    return *reinterpret_cast<const U32x4*>(rows.one_of(2 * i, lane >= 32) + lane % 32 * 16);
   }
   static __device__ __forceinline__ unsigned char* target(Block& block, int first, int i, int lane) {
     return block.latent[first + 2 * i + lane / 32] + lane % 32 * 32;

@@ -101,11 +101,34 @@ __device__ __forceinline__ void attend(const Job& job, const Visible<Shape>& vis
   }
 }
 
+// A job's sums, from its queries and tokens.
+template <class Query, class Element, class Shape, class Blocks, class Params, class Shared>
+__device__ __forceinline__ void attend_to(const Params& p, const Job& job, const Visible<Shape>& visible,
+                                          const typename Blocks::Tokens& tokens, Shared& shared, int wave, int lane,
+                                          Softmax<Shape>& softmax, Output<Shape>& out) {
+  Queries<Element, Shape> queries;
+  load_queries<Query, Element, Shape>(p, job.first_row, job.rows, wave / Shape::kTokenGroups, lane, queries);
+  wait_for_queries<Element, Shape>(queries);
+#pragma unroll
+  for (int m = 0; m < Shape::kRowFragments; ++m) {
+    softmax.reference[m] = -INFINITY;
+    softmax.sum[m] = 0;
+  }
+#pragma unroll
+  for (int m = 0; m < Shape::kOutRowFragments; ++m) {
+#pragma unroll
+    for (int f = 0; f < Shape::kOutFragments; ++f) out[m][f] = F32x4{};
+  }
+  Blocks blocks(shared, tokens, job.begin, wave, lane);
+  attend<Element, Shape>(job, visible, queries, blocks, shared, wave, lane, softmax, out);
+}
+
 template <class Out>
 struct Results {
   Out* out;
   float* partial_out;
-  float* lse;  // of one or the other
+  float* lse;         // of one or the other
+  const float* sink;  // of the job's first row on: a logit in base e that joins the sum of a row of out; null: none
 };
 
 // Normalises and stores the rows that exist. Behind it all waves have done with the last block.
@@ -121,25 +144,26 @@ __device__ __forceinline__ void store_rows(const Job& job, const Results<Out>& r
     if (lane < 16) shared.sums[token_group][row] = sum;
   }
   lds_barrier();
-  const auto total_of = [&](int row) {
-    float total = shared.sums[0][row];
-    if (Shape::kTokenGroups > 1) total += shared.sums[Shape::kTokenGroups - 1][row];
-    return total;
-  };
   if (token_group == 0 && lane < 16) {
 #pragma unroll
     for (int m = 0; m < Shape::kRowFragments; ++m) {
       const int row = (row_group * Shape::kRowFragments + m) * 16 + lane;
-      const float total = total_of(row);  // 0: no token was visible; what has the maximum weighs 1 or more
-      const float lse = total == 0 ? -INFINITY : (softmax.reference[m] + log2_approximate(total)) * kLn2;
-      if (row < job.rows) results.lse[job.first_out_row + row] = lse;
+      float total = shared.sums[0][row];
+      if (Shape::kTokenGroups > 1) total += shared.sums[Shape::kTokenGroups - 1][row];
+      const bool empty = total == 0;  // no token was visible: what has the maximum weighs 1 or more
+      const float lse = empty ? -INFINITY : (softmax.reference[m] + log2_approximate(total)) * kLn2;
+      if (row < job.rows) {
+        results.lse[job.first_out_row + row] = lse;
+        if (results.sink != nullptr) total += exp2_approximate(results.sink[row] * kLog2E - softmax.reference[m]);
+      }
+      shared.rescale[row] = empty ? 0 : job.value_scale / total;
     }
   }
+  lds_barrier();
 #pragma unroll
   for (int m = 0; m < Shape::kOutRowFragments; ++m) {
     const int row = m * 16 + lane % 16;
-    const float total = total_of(row);
-    const float factor = total == 0 ? 0 : job.value_scale / total;
+    const float factor = shared.rescale[row];
     const int64_t start = (job.first_out_row + row) * kLatent + wave * Shape::kOutColumns;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -218,21 +242,14 @@ __device__ __forceinline__ void decode_part() {
       visible.end[m] = visible_end(p, tile, row);
     }
     visible.hidden = mla::uniform(visible_end(p, tile, 0));
-    Queries<Element, Shape> queries;
-    load_queries<Query, Element, Shape>(p, job.first_row, job.rows, row_group, lane, queries);
-    wait_for_queries<Element, Shape>(queries);
-    Softmax<Shape> softmax;
-#pragma unroll
-    for (int m = 0; m < Shape::kRowFragments; ++m) {
-      softmax.reference[m] = -INFINITY;
-      softmax.sum[m] = 0;
-    }
-    Output<Shape> out = {};
     lds_barrier();  // everyone has done with the item before
-    Blocks blocks(shared, typename Blocks::Tokens(p, tile, job.end, layer_begin), job.begin, wave, lane);
-    attend<Element, Shape>(job, visible, queries, blocks, shared, wave, lane, softmax, out);
+    Softmax<Shape> softmax;
+    Output<Shape> out;
+    attend_to<Query, Element, Shape, Blocks>(p, job, visible, typename Blocks::Tokens(p, tile, job.end, layer_begin),
+                                             shared, wave, lane, softmax, out);
     const DecodeParams& last = reread_params<DecodeParams>();
-    const Results<Out> results{static_cast<Out*>(last.out), last.partial_out, job.direct ? last.lse : last.partial_lse};
+    const Results<Out> results{static_cast<Out*>(last.out), last.partial_out, job.direct ? last.lse : last.partial_lse,
+                               nullptr};
     store_rows<Out, Shape>(job, results, shared, softmax, out, wave, lane_anew());
   }
 }

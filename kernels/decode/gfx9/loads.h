@@ -51,7 +51,7 @@ class CopiedBlocks {
         copy(rows, lane, shared, i);
       });
     }
-    lookup_ = tokens_.look_up(own + kAhead * kTokens);
+    if (first + kAhead * kTokens < tokens_.end) lookup_ = tokens_.look_up(own + kAhead * kTokens);
   }
 
   // The block that begins with token `first`, once all waves' tokens are there. They have done with the one before.
@@ -76,7 +76,7 @@ class CopiedBlocks {
         copy(rows, lane, shared, (stage_ + kAhead) % kStages);
       });
     }
-    lookup_ = tokens_.look_up(begin + kTokens);
+    if (left > (kAhead + 1) * kTokens) lookup_ = tokens_.look_up(begin + kTokens);
     stage_ = (stage_ + 1) % kStages;
     return block;
   }
@@ -96,8 +96,8 @@ class CopiedBlocks {
   }
 
   const Tokens tokens_;
-  typename Tokens::Lookup lookup_;  // of the block that is copied next
-  uint32_t valid_ = 0;              // of the blocks on their way, a byte each
+  typename Tokens::Lookup lookup_{};  // of the block that is copied next
+  uint32_t valid_ = 0;                // of the blocks on their way, a byte each
   uint32_t stage_ = 0;
   const int wave_;
 };
@@ -125,7 +125,7 @@ class LoadedBlocks {
         for (int i = 0; i < Format::kLoads; ++i) parts_[i] = Format::load(rows, lane, i);
       });
     }
-    lookup_ = tokens_.look_up(own + kTokens);
+    if (first + kTokens < tokens_.end) lookup_ = tokens_.look_up(own + kTokens);
   }
 
   template <class Shared>
@@ -133,8 +133,9 @@ class LoadedBlocks {
     Block& block = shared.blocks[0];
     const uint32_t begin = first + kTokens + wave_ * kWaveTokens;
     const uint32_t present = valid_;
-    lds_barrier();  // everyone has done with the block before
-    if (tokens_.end - first > kTokens) {
+    lds_barrier();                              // everyone has done with the block before
+    const uint32_t left = tokens_.end - first;  // not 0
+    if (left > kTokens) {
       tokens_.with_rows(lookup_, begin, [&](const auto& rows, uint32_t valid) {
         valid_ = valid;
 #pragma unroll
@@ -147,7 +148,7 @@ class LoadedBlocks {
 #pragma unroll
       for (int i = 0; i < Format::kLoads; ++i) Format::store(shared, block, wave_ * kWaveTokens, i, lane, parts_[i]);
     }
-    lookup_ = tokens_.look_up(begin + kTokens);
+    if (left > 2 * kTokens) lookup_ = tokens_.look_up(begin + kTokens);
     finish_tokens(shared, block, present, wave_, lane);
     lds_barrier();
     return block;
@@ -155,7 +156,7 @@ class LoadedBlocks {
 
  private:
   const Tokens tokens_;
-  typename Tokens::Lookup lookup_;
+  typename Tokens::Lookup lookup_{};
   U32x4 parts_[Format::kLoads];
   uint32_t valid_ = 0;
   const int wave_;

@@ -44,6 +44,8 @@ struct PagedTokens {
     __device__ __forceinline__ const unsigned char* base(int) const { return first; }
     static __device__ __forceinline__ constexpr uint32_t offset(int t) { return t * kTokenBytes; }
     __device__ __forceinline__ const unsigned char* of_lane(int token) const { return first + token * kTokenBytes; }
+    // Of token t, or of the one behind it.
+    __device__ __forceinline__ const unsigned char* one_of(int t, bool second) const { return of_lane(t + second); }
   };
   // Rows anywhere.
   struct Scattered {
@@ -56,6 +58,7 @@ struct PagedTokens {
     __device__ __forceinline__ const unsigned char* of_lane(int token) const {
       return layer + uint64_t{shuffle(slot, token * 8)} * kTokenBytes;
     }
+    __device__ __forceinline__ const unsigned char* one_of(int t, bool second) const { return of_lane(t + second); }
   };
 
   // `first`: the wave's first token, a multiple of eight.
