@@ -87,8 +87,10 @@ def _cycles(entry: Entry, cost: cycles.Cost) -> list[str]:
 
 def _device(device: cycles.Hardware) -> str:
     """Its name and what the model needs of it."""
-    rates = f"{device.clock / 1e9:.1f} GHz and {device.bandwidth / 1e12:.1f} TB/s"
-    return f"the {device.name}: {device.compute_units} compute units, {rates}, {device.bytes_a_cycle:.1f} bytes a cycle each"
+    rates = (
+        f"{device.clock / 1e9:.1f} GHz and {device.bandwidth / 1e12:.1f} TB/s, {device.bytes_a_cycle:.1f} bytes a cycle"
+    )
+    return f"the {device.name}: {device.compute_units} compute units at {rates} each"
 
 
 RESOURCES = ("kernel", "architecture", "VGPRs", "AGPRs", "SGPRs", "LDS, bytes", "spills, scratch", "threads")
