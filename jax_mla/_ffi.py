@@ -287,8 +287,9 @@ def update_cache(
     k_scale: jax.Array | None,
     *,
     saturate: bool,
+    power_of_two_scales: bool,
 ) -> jax.Array:
-    """cache [layers, pages, P, 576], aliased; kv_c [T, 512], k_pe [T, 64], slot_mapping [T] -> cache."""
+    """cache [layers, pages, P, width], aliased; kv_c [T, 512], k_pe [T, 64], slot_mapping [T] -> cache."""
     tokens = slot_mapping.shape[0]
     owner_slots = 0 if tokens <= _OWNER_SCAN_TOKENS else 1 << (2 * tokens - 1).bit_length()
     # XLA may fold `slice -> aliased call -> update slice` into one fusion and silently drop the alias; barriers on
@@ -296,7 +297,10 @@ def update_cache(
     cache = jax.lax.optimization_barrier(cache)
     operands = (cache, kv_c, k_pe, slot_mapping, _optional(layer, jnp.int32), _optional(k_scale, jnp.float32))
     results = (_shape(cache.shape, cache.dtype), _shape((owner_slots, 2), jnp.int32))
-    updated, _ = _call(_UPDATE_CACHE, results, operands, aliases={0: 0}, saturate=np.bool_(saturate))
+    updated, _ = _call(
+        _UPDATE_CACHE, results, operands, aliases={0: 0}, saturate=np.bool_(saturate),
+        power_of_two_scales=np.bool_(power_of_two_scales),
+    )  # fmt: skip
     return jax.lax.optimization_barrier(updated)
 
 
