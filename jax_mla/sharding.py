@@ -22,7 +22,7 @@ def sharded_decode(
     kv_lens, so a page id counts from the first page of its own device.
 
     options: keyword arguments of mla_decode that are static (scale is required), without plan and cu_q_lens. Returns
-    a function (q, cache, page_table, kv_lens, *, layer=None) -> (out, lse), to be called under jit or eagerly.
+    a function `(q, cache, page_table, kv_lens, *, layer=None) -> (out, lse)`, to be called under jit or eagerly.
     Raises ValueError for axes that the mesh does not have or for options that do not go with it.
     """
     for name, axis in (("batch_axis", batch_axis), ("head_axis", head_axis)):

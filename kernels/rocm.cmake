@@ -1,10 +1,10 @@
 # The kernels of the ROCm module: code objects for the architectures in JAX_MLA_ROCM_BUILDS, made by
 # JAX_MLA_HIP_COMPILER, and the host code that holds them and launches them, which is plain C++.
 #
-# A kernel's source is kernels/OPERATION/gfx9/NAME.hip; it becomes one code object an architecture. The entry functions
-# are the .cc files beside them.
+# A kernel's source is kernels/OPERATION/gfx9/NAME.hip; it becomes one code object an architecture. What lies in a folder
+# gfx950 instead is for that one alone. The entry functions are the .cc files beside them.
 file(GLOB_RECURSE JAX_MLA_HIP_SOURCES CONFIGURE_DEPENDS RELATIVE "${CMAKE_CURRENT_LIST_DIR}"
-     "${CMAKE_CURRENT_LIST_DIR}/*/gfx9/*.hip")
+     "${CMAKE_CURRENT_LIST_DIR}/*/gfx9/*.hip" "${CMAKE_CURRENT_LIST_DIR}/*/gfx950/*.hip")
 file(GLOB_RECURSE JAX_MLA_ROCM_SOURCES CONFIGURE_DEPENDS
      "${CMAKE_CURRENT_LIST_DIR}/rocm/*.cc" "${CMAKE_CURRENT_LIST_DIR}/*/gfx9/*.cc")
 
@@ -22,6 +22,9 @@ set(number 0)
 foreach(source ${JAX_MLA_HIP_SOURCES})
   string(REGEX REPLACE "\\.hip$" "" name "${source}")
   foreach(architecture ${JAX_MLA_ROCM_BUILDS})
+    if(source MATCHES "/gfx950/" AND NOT architecture STREQUAL "gfx950")
+      continue()
+    endif()
     set(object "${CMAKE_CURRENT_BINARY_DIR}/code_objects/${name}.${architecture}.co")
     get_filename_component(folder "${object}" DIRECTORY)
     file(MAKE_DIRECTORY "${folder}")

@@ -74,6 +74,11 @@ class Driver:
         self._library.mla_rocm_groups(self._text, ctypes.c_size_t(len(self._text)))
         return self._text.value.decode().split()
 
+    def prefill_scratch(self, tokens: int, stored: int, heads: int, batch: int) -> int:
+        """The bytes of scratch that prefill in e4m3fn asks for."""
+        self._library.mla_rocm_prefill_scratch.restype = ctypes.c_int64
+        return self._library.mla_rocm_prefill_scratch(tokens, ctypes.c_int64(stored), heads, batch)
+
     def merge(self, ordinal: int) -> str:
         """What a small merge_states says."""
         self._library.mla_rocm_merge(ordinal, self._text, ctypes.c_size_t(len(self._text)))

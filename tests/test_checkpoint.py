@@ -184,6 +184,10 @@ def test_index_that_does_not_fit(tmp_path):
     index.write_text("[]")
     with pytest.raises(ValueError, match="expected a JSON object; found list"):
         load_layer(tmp_path, 0, CONFIG)
+    for text in ("{}", '{"weight_map": ["model-00001-of-00002.safetensors"]}'):
+        index.write_text(text)
+        with pytest.raises(ValueError, match=re.escape(str(index)) + ": expected an object 'weight_map' from tensor"):
+            load_layer(tmp_path, 0, CONFIG)
     with pytest.raises(FileNotFoundError, match=r"expected model.safetensors.index.json or files \*.safetensors"):
         load_layer(tmp_path / "elsewhere", 0, CONFIG)
 
@@ -193,6 +197,9 @@ def test_bad_arguments(tmp_path):
         load_layer(tmp_path, 0, LayerConfig(devices=4), rank=4)
     with pytest.raises(ValueError, match="num_heads is 96, which 5 devices cannot share evenly"):
         LayerConfig(devices=5)
+    for name in ("hidden_size", "num_heads", "devices", "q_lora_rank"):
+        with pytest.raises(ValueError, match=f"{name} is 0; it has to be at least 1"):
+            LayerConfig(**{name: 0})
     with pytest.raises(ValueError, match="tensor 't' has dtype int32; expected bfloat16 or float16 or float32"):
         write_checkpoint(tmp_path, {"t": np.zeros(3, np.int32)})
 

@@ -72,6 +72,13 @@ def test_published_configurations(tmp_path, values, config):
     assert LayerConfig.from_json(config.to_json()) == config
 
 
+def test_latent_norms_keep_their_own_epsilon():
+    """The files' rms_norm_eps is that of the other norms: the modelling code gives the latents' none, which is 1e-6."""
+    for values in (V3, KIMI_LINEAR, K3_TEXT | {"model_type": "kimi_k3"}):
+        assert values["rms_norm_eps"] == 1e-5
+        assert LayerConfig.from_json(values).rms_norm_eps == LayerConfig().rms_norm_eps == 1e-6
+
+
 def test_scale():
     """DeepSeek-V3's published number: 0.1 * ln(40) + 1 = 1.3689 squared; without YaRN 192 ** -0.5 alone."""
     assert V3_LAYER.scale == pytest.approx(0.1352, abs=1e-4)

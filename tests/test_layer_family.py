@@ -103,6 +103,13 @@ def test_mixed_equals_prefill_and_decode(config):
     assert error(both, jnp.concatenate([y[:, 0], z])) < 1e-5
 
 
+def all_slots(batch, kv_lens):
+    """[B, K] slots of every cached token of each sequence, the newest first, then -1."""
+    order = np.arange(batch.page_table.shape[1] * PAGE)[::-1]
+    everything = batch.page_table[:, order // PAGE] * PAGE + order % PAGE
+    return jnp.asarray(np.where(order < np.asarray(kv_lens)[:, None], everything, -1), jnp.int32)
+
+
 def test_all_slots_chosen_is_dense_decode():
     """And `topk_lens` cuts the choice: a token that sees itself alone gives its own value."""
     batch = Batch(V3, steps=1)
@@ -114,12 +121,8 @@ def test_all_slots_chosen_is_dense_decode():
     places = {"positions": kv_lens[:, None] - 1, "layer": 1}
     want, _ = run_decode(batch.params, V3, x, cache, batch.page_table, kv_lens, own, **places)
 
-    order = np.arange(batch.page_table.shape[1] * PAGE)
-    everything = batch.page_table[:, order // PAGE] * PAGE + order % PAGE
-    everything = np.where(order < np.asarray(kv_lens)[:, None], everything, -1)
-    newest_first = jnp.asarray(np.concatenate([np.asarray(own), everything[:, ::-1]], axis=1)[:, None], jnp.int32)
-    chosen = jnp.where(newest_first[..., 1:] == own[..., None], -1, newest_first[..., 1:])
-    chosen = jnp.concatenate([newest_first[..., :1], chosen], axis=-1)
+    everything = all_slots(batch, kv_lens)[:, None]
+    chosen = jnp.concatenate([own[..., None], jnp.where(everything == own[..., None], -1, everything)], axis=-1)
     got, _ = run_decode(batch.params, V3, x, cache, None, None, own, indices=chosen, **places)
     assert error(got, want) < 1e-5
 
@@ -128,6 +131,73 @@ def test_all_slots_chosen_is_dense_decode():
     )
     itself, _ = run_decode(batch.params, V3, x, cache, None, None, own, indices=own[..., None], **places)
     assert error(alone, itself) < 1e-6
+
+
+@pytest.mark.parametrize("q_len", [1, 2])
+def test_mixed_over_chosen_slots(q_len):
+    """Decoding sequences attend to what they name, as in `decode`; the prompt beside them as in `prefill`."""
+    batch = Batch(V3, prompts=(30, 17, 20), steps=q_len)
+    first = batch.prompts[:2].sum()
+    positions = prompt_positions(batch)
+    _, cache = run_prefill(
+        batch.params, V3, batch.prompt_x[:first], batch.cache, batch.prompt_slots[:first], batch.cu_q_lens[:3],
+        positions=positions[:first], layer=1,
+    )  # fmt: skip
+    x, kv_lens, own = (a[:2] for a in batch.decode_inputs(0, q_len))
+    newest = kv_lens[:, None] - q_len + jnp.arange(q_len)
+    slots = jnp.repeat(all_slots(batch, batch.prompts)[:2, None], q_len, axis=1)
+    indices = jnp.concatenate([own[..., None], slots], axis=-1)  # itself and its prompt
+    # Of the second prompt's 17 tokens the newest 4 and more, of the first one's 30 the newest 17 and more.
+    topk_lens = jnp.asarray(slots.shape[-1] - 12 + np.arange(2 * q_len).reshape(2, q_len) * 3, jnp.int32)
+    chosen = {"indices": indices, "topk_lens": topk_lens}
+    want, _ = run_decode(batch.params, V3, x, cache, None, None, own, positions=newest, layer=1, **chosen)
+    prompt, _ = run_prefill(
+        batch.params, V3, batch.prompt_x[first:], cache, batch.prompt_slots[first:], jnp.array([0, 20], jnp.int32),
+        positions=positions[first:], layer=1,
+    )  # fmt: skip
+    run = jax.jit(mixed, static_argnums=1, static_argnames=("decodes", "q_len"))
+    operands = (
+        jnp.concatenate([x.reshape(-1, x.shape[-1]), batch.prompt_x[first:]]),
+        cache,
+        batch.page_table,
+        None,
+        jnp.concatenate([own.reshape(-1), batch.prompt_slots[first:]]),
+        jnp.array([0, 20], jnp.int32),
+    )
+    options = {"decodes": 2, "q_len": q_len, "layer": 1}
+    options["positions"] = jnp.concatenate([newest.reshape(-1), positions[first:]])
+    flat = {name: array.reshape(2 * q_len, *array.shape[2:]) for name, array in chosen.items()}
+    got, _ = run(batch.params, V3, *operands, **options, **flat)
+    assert error(got, jnp.concatenate([want.reshape(-1, want.shape[-1]), prompt])) < 1e-5
+
+    with pytest.raises(ValueError, match=rf"indices has shape .*; expected \[{2 * q_len}, K\]"):
+        run(batch.params, V3, *operands, **options, indices=indices)
+    plan = plan_decode(kv_lens, num_heads=V3.heads, cache=cache, q_len=q_len)
+    with pytest.raises(ValueError, match="plan is given beside indices; expected None"):
+        run(batch.params, V3, *operands, **options, **flat, plan=plan)
+    with pytest.raises(ValueError, match="topk_lens is given without indices"):
+        run(batch.params, V3, *operands, **options, topk_lens=flat["topk_lens"])
+
+
+@pytest.mark.parametrize("eps", [1e-6, 1e-5, 1e-2])
+def test_latent_norms_use_the_configured_epsilon(eps):
+    """Activations so small that the epsilon decides: both latents, of queries and of keys, in float64 beside."""
+    config = LayerConfig(64, 12, 1, 48, rms_norm_eps=eps)
+    batch = Batch(config)
+    x = batch.prompt_x * 1e-3
+    _, cache = run_prefill(
+        batch.params, config, x, jnp.zeros_like(batch.cache), batch.prompt_slots, batch.cu_q_lens, layer=1
+    )
+    weights = {name: np.asarray(array, np.float64) for name, array in batch.weights.items()}
+
+    def normalised(rows, weight):
+        return rows / np.sqrt((rows**2).mean(-1, keepdims=True) + eps) * weight
+
+    joint = np.asarray(x, np.float64) @ weights["kv_a_proj_with_mqa"][:512].T
+    stored = np.asarray(cache[1]).reshape(-1, 576)[np.asarray(batch.prompt_slots), :512]
+    assert error(stored, normalised(joint, weights["kv_a_layernorm"])) < 1e-5
+    down = np.asarray(x, np.float64) @ weights["q_a_proj"].T
+    assert error(latent_of(batch.params, config, x), normalised(down, weights["q_a_layernorm"])) < 1e-5
 
 
 @pytest.mark.parametrize("config", [V3, LITE], ids=["V3", "V2-Lite"])

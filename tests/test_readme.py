@@ -64,6 +64,19 @@ def test_models_page(tmp_path, monkeypatch):
     assert np.argwhere(np.asarray(cache).any(-1)).tolist() == [[0, 2, 5], [0, 7, 0], [1, 2, 5], [1, 7, 0]]
 
 
+def test_every_error_of_loading_has_a_test():
+    """The rows of the models page name tests that are there, in the file that their letter stands for."""
+    page = (ROOT / "docs" / "models.md").read_text()
+    section = page.split("## What an error says")[1].split("\n## ")[0]
+    files = {letter: (ROOT / file).read_text() for file, letter in re.findall(r"`(tests/\w+\.py)`\s\((\w)\)", section)}
+    rows = [line for line in section.splitlines() if line.startswith("| ")][2:]
+    assert len(files) == 4 and len(rows) == 20
+    for row in rows:
+        named = re.findall(r"(\w): `(test_\w+)`", row.rsplit(" | ", 1)[1])
+        assert named, row
+        assert all(f"def {test}(" in files[letter] for letter, test in named), row
+
+
 def test_tables_are_up_to_date(tables):
     page = tables.BENCHMARKS.read_text()
     assert tables.refresh(README) == README, "run: python docs/tables.py"
@@ -150,20 +163,16 @@ def test_decode_figures(tables):
     assert text.count("\n") == 5
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        "README.md",
-        "CONTRIBUTING.md",
-        *(f"docs/{name}.md" for name in ("amd", "design", "benchmarks", "context", "models", "sparse")),
-    ],
-)
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+@pytest.mark.parametrize("page", [path for path in PAGES if path.parent.name != "notebook"], ids=lambda path: path.stem)
 def test_links_and_paths_exist(page):
     """Links, and every path in backticks that names a folder of the repository."""
-    text = (ROOT / page).read_text()
-    base = (ROOT / page).parent
-    for link in re.findall(r"\]\(([^)#]+)\)", text):
-        assert link.startswith("https://") or (base / link).exists(), link
+    text = page.read_text()
+    for link in re.findall(r"\]\(([^)#]+)", text):
+        made = link.startswith("notebook/")  # by the site, of the notebook in examples/
+        assert made or link.startswith("https://") or (page.parent / link).exists(), link
     for path in re.findall(r"`((?:jax_mla|ffi|kernels|tests|benchmarks|docs|examples)/[\w/.]+)`", text):
         assert (ROOT / path).exists(), path
 

@@ -17,6 +17,8 @@ import rocm_driver
 from gfx9.tools import tool
 from rocm_driver import ARCHITECTURES, FOLDER
 
+from jax_mla import _ffi
+
 pytestmark = pytest.mark.skipif(FOLDER is None, reason="JAX_MLA_ROCM_DRIVER is not set: tests/rocm_driver.py")
 
 GPU = os.environ.get("JAX_MLA_ROCM_DEVICE")
@@ -25,7 +27,8 @@ standin_only = pytest.mark.skipif(GPU is not None, reason="asks the stand-in of 
 GROUPS = (
     "casts", "decode", "decode_bad_values", "decode_garbage", "decode_hidden_nan", "decode_refusals",
     "decode_same_bits", "gather_context", "merge_states", "pack_kv", "pack_tiles", "padding", "plan", "plan_rule",
-    "reduce", "refusals", "sparse_decode", "sparse_decode_edges", "sparse_decode_refusals", "update_cache",
+    "prefill", "prefill_refusals", "reduce", "refusals", "sparse_decode", "sparse_decode_edges",
+    "sparse_decode_refusals", "update_cache",
 )  # fmt: skip
 
 
@@ -61,6 +64,14 @@ def test_group(driver, devices, group, architecture):
     checks, failures = driver.run(group, devices[architecture], quick=QUICK)
     assert failures == ""
     assert checks > 10
+
+
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1, 1), (70, 1024, 2, 3), (70, 1025, 2, 3), (8192, 65536, 24, 4), (9, 5000, 600, 1)]
+)
+def test_scratch_of_prefill(driver, shape):
+    """What the wrapper allocates is what the entry function asks for."""
+    assert _ffi.prefill_scratch_bytes(*shape) == driver.prefill_scratch(*shape)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

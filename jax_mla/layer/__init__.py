@@ -5,7 +5,7 @@ their own or not; the 64 rope columns rotated, with YaRN or without, or used as 
 or none; then the output projection. ``LayerConfig`` says which. Decode runs absorbed: ``W_UK`` moves the query into the
 latent space, where the cache is read as it is, and ``W_UV`` brings the result back (DeepSeek-V2, arXiv:2405.04434,
 section 2.1; the gate is that of arXiv:2505.06708). DeepSeek-V3.2's layers attend to slots that an indexer chose: its
-choice comes as ``decode``'s ``indices``.
+choice comes as ``decode``'s ``indices``::
 
     config = LayerConfig.from_json("checkpoint", devices=4)   # Kimi-K3: 24 of 96 heads here
     params = absorb(load_layer("checkpoint", 3, config, rank=0), config)

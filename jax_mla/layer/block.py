@@ -133,37 +133,22 @@ def decode(
         layer=layer,
         k_scale=k_scale,
     )
-    q = _query(params, config, x, positions)
-    if indices is None:
-        if topk_lens is not None:
-            raise ValueError("topk_lens is given without indices; expected None")
-        attended = attend_absorbed(
-            params,
-            config,
-            q,
-            cache,
-            page_table,
-            kv_lens,
-            cu_q_lens=cu_q_lens,
-            max_q_len=max_q_len,
-            layer=layer,
-            k_scale=k_scale,
-            plan=plan,
-            implementation=implementation,
-        )
-    else:
-        _refuse_dense(plan=plan, cu_q_lens=cu_q_lens, max_q_len=max_q_len)
-        attended = attend_chosen(
-            params,
-            config,
-            q,
-            cache,
-            indices,
-            topk_lens=topk_lens,
-            layer=layer,
-            k_scale=k_scale,
-            implementation=implementation,
-        )
+    attended = _attend_newest(
+        params,
+        config,
+        _query(params, config, x, positions),
+        cache,
+        page_table,
+        kv_lens,
+        indices=indices,
+        topk_lens=topk_lens,
+        plan=plan,
+        cu_q_lens=cu_q_lens,
+        max_q_len=max_q_len,
+        layer=layer,
+        k_scale=k_scale,
+        implementation=implementation,
+    )
     return _output(params, x, attended, axis_name), cache
 
 
@@ -173,13 +158,15 @@ def mixed(
     x: jax.Array,
     cache: jax.Array,
     page_table: jax.Array,
-    kv_lens: jax.Array,
+    kv_lens: jax.Array | None,
     slot_mapping: jax.Array,
     cu_q_lens: jax.Array,
     *,
     decodes: int,
     q_len: int = 1,
     positions: jax.Array | None = None,
+    indices: jax.Array | None = None,
+    topk_lens: jax.Array | None = None,
     context: ContextPlan | None = None,
     layer: ArrayLike | None = None,
     plan: DecodePlan | None = None,
@@ -200,6 +187,10 @@ def mixed(
       cu_q_lens: [B + 1] int32, prompt b is x[decodes * q_len:][cu_q_lens[b]:cu_q_lens[b + 1]].
       decodes, q_len: static.
       positions: int32 of x's leading shape, each token's place in its sequence; needed where ``config.rope`` is set.
+      indices: [decodes * q_len, K] int32: the slots that each token of the decoding sequences attends to, as in
+        ``decode``; ``kv_lens`` is then not looked at and may be None. Prompts see all tokens before them: of
+        DeepSeek-V3.2 those up to the indexer's top-k; longer ones go to ``decode`` with slots of their own.
+      topk_lens: [decodes * q_len] int32: only that many of each token's ``indices`` count.
       context: of the prompts, as in ``prefill``.
       layer: of a stacked cache; an int or a traced int32 scalar.
       plan: from ``plan_decode`` of the decoding sequences; one serves every layer of a step.
@@ -208,21 +199,28 @@ def mixed(
 
     Returns:
       y of x's shape and dtype (this device's share of the sum over devices where ``axis_name`` is None), and the cache.
+
+    Raises:
+      ValueError: ``positions`` is missing; ``plan`` beside ``indices``, or ``topk_lens`` without; or as the operations,
+        while tracing.
     """
     kv_c, k_pe = _kv_latent(params, config, x, positions)
     cache = update_cache(cache, kv_c, k_pe, slot_mapping, layer=layer, k_scale=k_scale)
     q = _query(params, config, x, positions)
     first = decodes * q_len
-    decoded = attend_absorbed(
+    newest = q[:first] if indices is not None else q[:first].reshape(decodes, q_len, *q.shape[1:])
+    decoded = _attend_newest(
         params,
         config,
-        q[:first].reshape(decodes, q_len, *q.shape[1:]),
+        newest,
         cache,
         page_table[:decodes],
         kv_lens,
+        indices=indices,
+        topk_lens=topk_lens,
+        plan=plan,
         layer=layer,
         k_scale=k_scale,
-        plan=plan,
     )
     prompts = attend_prompts(
         params,
@@ -237,14 +235,35 @@ def mixed(
         layer=layer,
         k_scale=k_scale,
     )
-    attended = jnp.concatenate([decoded.reshape(first, *decoded.shape[2:]), prompts])
+    attended = jnp.concatenate([decoded.reshape(first, *prompts.shape[1:]), prompts])
     return _output(params, x, attended, axis_name), cache
 
 
-def _refuse_dense(**arguments) -> None:
-    for name, value in arguments.items():
+def _attend_newest(
+    params: LayerParams,
+    config: LayerConfig,
+    q: jax.Array,
+    cache: jax.Array,
+    page_table: jax.Array | None,
+    kv_lens: jax.Array | None,
+    *,
+    indices: jax.Array | None,
+    topk_lens: jax.Array | None,
+    plan: DecodePlan | None,
+    cu_q_lens: jax.Array | None = None,
+    max_q_len: int | None = None,
+    **options,
+) -> jax.Array:
+    """q [.., H, 192] over its sequence's tokens, or over the slots that each token names -> [.., H, 128]."""
+    dense = {"plan": plan, "cu_q_lens": cu_q_lens, "max_q_len": max_q_len}
+    if indices is None:
+        if topk_lens is not None:
+            raise ValueError("topk_lens is given without indices; expected None")
+        return attend_absorbed(params, config, q, cache, page_table, kv_lens, **dense, **options)
+    for name, value in dense.items():
         if value is not None:
             raise ValueError(f"{name} is given beside indices; expected None, since each token names its own slots")
+    return attend_chosen(params, config, q, cache, indices, topk_lens=topk_lens, **options)
 
 
 def query_latent(params: LayerParams, config: LayerConfig, x: jax.Array) -> jax.Array:

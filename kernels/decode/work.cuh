@@ -89,4 +89,20 @@ __device__ __forceinline__ SlotLookup look_up(const DecodeParams& p, const Tile&
   return {p.page_table[int64_t{tile.request} * p.max_pages + page_index], static_cast<int32_t>(index % page_size)};
 }
 
+// The first row of a tile's results among the partials. `first_row`: the tile's, of [T * H].
+__device__ __forceinline__ int64_t partial_row(const DecodeParams&, int32_t partial, int64_t /*first_row*/,
+                                               int32_t tile_rows) {
+  return int64_t{partial} * tile_rows;
+}
+
+// Where an operation has a sink, `inverse`, of a row's sum of weights, takes it in. `reference`: of the weights, in
+// base 2.
+__device__ __forceinline__ void add_sink(const DecodeParams&, const Tile&, int32_t /*row*/, float /*sum*/,
+                                         float /*reference*/, float& /*inverse*/) {}
+
+// Which of the pages that share a block has its token `token`.
+__device__ __forceinline__ int page_in_block(const DecodeParams& p, int token) {
+  return p.page_size < kBlockTokens ? token / p.page_size : 0;
+}
+
 }  // namespace mla

@@ -93,6 +93,9 @@ std::vector<Capability> capabilities() {
       rows.add("pack/gfx9/pack", "pack_kv", dtype, dtype);
       for (const char* packed : {kE4M3FN, kE4M3FNUZ}) rows.add("pack/gfx9/pack", "pack_kv_fp8", dtype, packed);
     }
+    rows.add("prefill/gfx9/bf16", "mla_prefill", kBF16, kBF16);
+    rows.add("prefill/gfx9/f16", "mla_prefill", kF16, kF16);
+    rows.add("prefill/gfx950/attention", "mla_prefill", kE4M3FN, kE4M3FN);
     for (const char* dtype : {kBF16, kF16, kF32}) {
       for (const char* cached : {kBF16, kF16, kF32, kE4M3FN, kE4M3FNUZ, kDsMla}) {
         rows.add("context/gfx9/gather", "mla_context", dtype, cached);

@@ -10,6 +10,7 @@
 #include "tests/native/rocm_decode_groups.h"
 #include "tests/native/rocm_groups.h"
 #include "tests/native/rocm_padding_group.h"
+#include "tests/native/rocm_prefill_groups.h"
 #include "tests/native/rocm_sparse_groups.h"
 
 namespace mla::test {
@@ -28,6 +29,8 @@ const std::map<std::string, std::function<void()>>& groups() {
       {"reduce", test_reduce},
       {"refusals", test_refusals},
       {"padding", test_padding},
+      {"prefill", test_prefill},
+      {"prefill_refusals", test_prefill_refusals},
       {"decode", test_amd_decode},
       {"decode_bad_values", test_amd_bad_values},
       {"decode_garbage", test_amd_garbage},
@@ -105,6 +108,17 @@ void mla_rocm_refusal_without_runtime(char* text, size_t capacity) {
   mla::MergeStatesParams params{};
   params.rows = params.width = 1;
   mla::test::give(mla::merge_states(params, mla::Device{nullptr, 0}), text, capacity);
+}
+
+// The bytes of scratch that prefill in e4m3fn asks for.
+int64_t mla_rocm_prefill_scratch(int32_t tokens, int64_t stored, int32_t heads, int32_t batch) {
+  mla::PrefillParams p{};
+  p.tokens = tokens;
+  p.stored = stored;
+  p.heads = heads;
+  p.batch = batch;
+  p.dtype = p.v_dtype = mla::DType::kE4M3FN;
+  return mla::prefill_scratch_bytes(p);
 }
 
 #pragma GCC visibility pop
