@@ -113,11 +113,11 @@ class Blocks {
   __device__ __forceinline__ void load_at(LdsBytes target, uint32_t key_offset, uint32_t value_offset) const {
 #pragma unroll
     for (int panel = 0; panel < kKeyPanels; ++panel) {
-      copy_to_lds(next_keys_ + panel * kPanelLine, key_offset, target + panel * kPanelBytes);
+      copy_to_lds(next_keys_, key_offset + panel * kPanelLine, target + panel * kPanelBytes);
     }
 #pragma unroll
     for (int panel = 0; panel < kValuePanels; ++panel) {
-      copy_to_lds(next_values_ + panel * kPanelLine, value_offset, target + kKeyBytes + panel * kPanelBytes);
+      copy_to_lds(next_values_, value_offset + panel * kPanelLine, target + kKeyBytes + panel * kPanelBytes);
     }
   }
 
