@@ -6,51 +6,36 @@ finite. It is seldom executed.
 
 import numpy as np
 
-from .compile import ROOT, compile_hip
-from .launch import Execution, Program
+from .calls import element_bytes, load, numbers, zeros
+from .launch import Execution
 from .memory import Memory
 from .params import DType, struct
+from .prefill import prefill_entries
 from .tables import Entry
-
-_BYTES = {DType.F32: 4, DType.BF16: 2, DType.F16: 2, DType.E4M3FN: 1, DType.E4M3FNUZ: 1}
-_FLAGS = ("-mcode-object-version=5",)  # of kernels/rocm.cmake; the others are those of compile_hip
-
-
-def load(source: str, architecture: str) -> Program:
-    """The code object of a source below kernels/."""
-    return Program(compile_hip(ROOT / "kernels" / source, architecture, _FLAGS), architecture)
-
-
-def _zeros(memory: Memory, *shape: int, dtype=np.uint8) -> int:
-    return memory.allocate(np.zeros(shape, dtype))
-
-
-def _numbers(memory: Memory, *values: int) -> int:
-    return memory.allocate(np.array(values, np.int32))
 
 
 def decode(architecture: str, name: str, rows: int, query: DType, cache: DType, ds_mla: bool = False) -> Entry:
     """mla_decode: one request of one query and `rows` heads; a tile is 64 tokens in one page."""
     program = load(f"decode/gfx9/{name}.hip", architecture)
-    token_bytes = 656 if ds_mla else 576 * _BYTES[cache]
+    token_bytes = 656 if ds_mla else 576 * element_bytes(cache)
     kernel = f"mla_decode_{name}_{rows}"
 
     def run(tiles: int) -> Execution:
         memory, p = Memory(), struct("DecodeParams")()
-        p.q_latent = _zeros(memory, rows, 576, _BYTES[query])
-        p.q_rope = p.q_latent + 512 * _BYTES[query]
+        p.q_latent = zeros(memory, rows, 576, element_bytes(query))
+        p.q_rope = p.q_latent + 512 * element_bytes(query)
         p.q_latent_stride = p.q_rope_stride = 576
-        p.cache = _zeros(memory, tiles, 64, token_bytes)
-        p.page_table = _numbers(memory, *range(tiles))
-        p.kv_lens = _numbers(memory, 64 * tiles)
-        p.plan.items = _numbers(memory, 0, 0, 0, 64 * tiles, -1, 0, 0, 0)
-        p.plan.part_offsets = _numbers(memory, 0, 1)
-        p.plan.tile_splits = _numbers(memory, -1, 1)
+        p.cache = zeros(memory, tiles, 64, token_bytes)
+        p.page_table = numbers(memory, *range(tiles))
+        p.kv_lens = numbers(memory, 64 * tiles)
+        p.plan.items = numbers(memory, 0, 0, 0, 64 * tiles, -1, 0, 0, 0)
+        p.plan.part_offsets = numbers(memory, 0, 1)
+        p.plan.tile_splits = numbers(memory, -1, 1)
         p.plan.parts = p.plan.max_items = p.plan.max_partials = p.plan.row_tiles = 1
         p.plan.tile_rows = rows
-        p.out = _zeros(memory, rows, 512, 4)
-        p.lse = _zeros(memory, rows, 4)
-        p.partial_out, p.partial_lse = _zeros(memory, rows, 512, 4), _zeros(memory, rows, 4)
+        p.out = zeros(memory, rows, 512, 4)
+        p.lse = zeros(memory, rows, 4)
+        p.partial_out, p.partial_lse = zeros(memory, rows, 512, 4), zeros(memory, rows, 4)
         p.pages = p.max_pages = tiles
         p.layers = p.batch = p.tokens = p.max_q_len = p.k_scales = 1
         p.page_size, p.heads, p.scale, p.causal, p.ds_mla = 64, rows, 0.07, True, ds_mla
@@ -61,45 +46,28 @@ def decode(architecture: str, name: str, rows: int, query: DType, cache: DType, 
     return Entry(program, kernel, f"64 tokens, {rows} rows", 64 * token_bytes, 256, run)
 
 
-def prefill(architecture: str, name: str, dtype: DType) -> Entry:
-    """mla_prefill in 16 bits: a full tile of queries of one head, not causal; a tile of the table is 64 keys."""
-    program = load(f"prefill/gfx9/{name}.hip", architecture)
-    queries = {"gfx942": 256, "gfx950": 128}[architecture]
-    kernel, threads = f"mla_prefill_{name}", 2 * queries
+def sparse_decode(architecture: str, name: str, rows: int, query: DType, cache: DType, ds_mla: bool = False) -> Entry:
+    """mla_sparse_decode: one query of `rows` heads, and indices of 64 tokens a tile."""
+    program = load(f"sparse/gfx9/{name}.hip", architecture)
+    token_bytes = 656 if ds_mla else 576 * element_bytes(cache)
+    kernel = f"mla_sparse_decode_{name}_{rows}"
 
     def run(tiles: int) -> Execution:
-        memory, p, keys = Memory(), struct("PrefillParams")(), 64 * tiles
-        p.q, p.k = _zeros(memory, queries, 192, 2), _zeros(memory, keys, 192, 2)
-        p.v, p.v_stride = _zeros(memory, keys, 128, 2), 128
-        p.cu_q_lens, p.cu_kv_lens = _numbers(memory, 0, queries), _numbers(memory, 0, keys)
-        p.out, p.lse = _zeros(memory, queries, 128, 2), _zeros(memory, queries, 4)
-        p.stored, p.tokens, p.batch, p.heads, p.scale = keys, queries, 1, 1, 0.07
-        p.dtype = p.v_dtype = p.out_dtype = dtype
-        return program.launch(kernel, (1, 1, 1), (threads, 1, 1), bytes(p), memory=memory)
+        memory, p = Memory(), struct("SparseDecodeParams")()
+        p.q_latent = zeros(memory, rows, 576, element_bytes(query))
+        p.q_rope = p.q_latent + 512 * element_bytes(query)
+        p.q_latent_stride = p.q_rope_stride = 576
+        p.cache = zeros(memory, tiles, 64, token_bytes)
+        p.indices = numbers(memory, *range(64 * tiles))
+        p.out, p.lse = zeros(memory, rows, 512, 2), zeros(memory, rows, 4)
+        p.slots = p.topk = 64 * tiles
+        p.layers = p.tokens = p.splits = p.k_scales = 1
+        p.heads = p.tile_rows = rows
+        p.scale, p.ds_mla, p.q_dtype, p.cache_dtype = 0.07, ds_mla, query, cache
+        p.out_dtype = query if query in (DType.BF16, DType.F16) else DType.BF16
+        return program.launch(kernel, (1, 1, 1), (256, 1, 1), bytes(p), memory=memory)
 
-    return Entry(program, kernel, f"64 keys, {queries} queries", 64 * (192 + 128) * 2, threads, run)
-
-
-def prefill_fp8() -> Entry:
-    """mla_prefill in e4m3fn on gfx950, behind its plan: 256 queries of one head; a tile of the table is 128 keys."""
-    plan = load("prefill/gfx950/plan.hip", "gfx950")
-    program = load("prefill/gfx950/attention.hip", "gfx950")
-
-    def run(tiles: int) -> Execution:
-        memory, p, keys = Memory(), struct("PrefillParams")(), 128 * tiles
-        p.q, p.k, p.v = (_zeros(memory, rows, width) for rows, width in ((256, 192), (keys, 192), (keys, 128)))
-        p.v_stride = 128
-        p.cu_q_lens, p.cu_kv_lens = _numbers(memory, 0, 256), _numbers(memory, 0, keys)
-        p.out, p.lse = _zeros(memory, 256, 128, 2), _zeros(memory, 256, 4)
-        p.stored, p.tokens, p.batch, p.heads, p.scale = keys, 256, 1, 1, 0.07
-        p.dtype = p.v_dtype = DType.E4M3FN
-        p.out_dtype = DType.BF16
-        p.scratch_bytes = 1 << 16
-        p.scratch = _zeros(memory, p.scratch_bytes)
-        plan.launch("mla_prefill_fp8_plan", (1, 1, 1), (64, 1, 1), bytes(p), memory=memory)
-        return program.launch("mla_prefill_fp8", (1, 1, 1), (512, 1, 1), bytes(p), memory=memory)
-
-    return Entry(program, "mla_prefill_fp8", "128 keys, 256 queries", 128 * (192 + 128), 512, run)
+    return Entry(program, kernel, f"64 tokens, {rows} rows", 64 * (token_bytes + 4), 256, run)
 
 
 # Kernels that only move data: a tile is what one workgroup does, and `tiles` is the grid, but for the reduction.
@@ -111,13 +79,13 @@ def reduction(architecture: str) -> Entry:
 
     def run(tiles: int) -> Execution:
         memory, p = Memory(), struct("DecodeParams")()
-        p.kv_lens = _numbers(memory, *[4096] * tiles)
-        p.plan.tile_splits = _numbers(memory, *(x for i in range(tiles) for x in (partials * i, partials)))
+        p.kv_lens = numbers(memory, *[4096] * tiles)
+        p.plan.tile_splits = numbers(memory, *(x for i in range(tiles) for x in (partials * i, partials)))
         p.plan.parts = p.plan.max_items = p.plan.max_partials = partials * tiles
         p.plan.row_tiles, p.plan.tile_rows = 1, 16
-        p.partial_out = _zeros(memory, partials * tiles, 16, 512, dtype=np.float32)
-        p.partial_lse = _zeros(memory, partials * tiles, 16, dtype=np.float32)
-        p.out, p.lse = _zeros(memory, tiles, 16, 512, 2), _zeros(memory, tiles, 16, 4)
+        p.partial_out = zeros(memory, partials * tiles, 16, 512, dtype=np.float32)
+        p.partial_lse = zeros(memory, partials * tiles, 16, dtype=np.float32)
+        p.out, p.lse = zeros(memory, tiles, 16, 512, 2), zeros(memory, tiles, 16, 4)
         p.batch = p.tokens = tiles
         p.heads, p.max_q_len, p.layers, p.k_scales, p.page_size = 16, 1, 1, 1, 64
         p.q_dtype = p.cache_dtype = p.out_dtype = DType.BF16
@@ -136,10 +104,10 @@ def gather(architecture: str, name: str, token_bytes: int, cache: DType, ds_mla:
     def run(tiles: int) -> Execution:
         memory, p, rows = Memory(), struct("GatherContextParams")(), 16 * tiles
         pages = -(-rows // 64)
-        p.cache = _zeros(memory, pages, 64, token_bytes)
-        p.page_table, p.starts = _numbers(memory, *range(pages)), _numbers(memory, 0)
-        p.cu_kv_lens = _numbers(memory, 0, rows)
-        p.latent, p.rope = _zeros(memory, rows, 512, 2), _zeros(memory, rows, 64, 2)
+        p.cache = zeros(memory, pages, 64, token_bytes)
+        p.page_table, p.starts = numbers(memory, *range(pages)), numbers(memory, 0)
+        p.cu_kv_lens = numbers(memory, 0, rows)
+        p.latent, p.rope = zeros(memory, rows, 512, 2), zeros(memory, rows, 64, 2)
         p.pages = p.max_pages = pages
         p.rows, p.layers, p.page_size, p.batch, p.k_scales, p.ds_mla = rows, 1, 64, 1, 1, ds_mla
         p.cache_dtype, p.output_dtype = cache, DType.BF16
@@ -154,14 +122,14 @@ def update_cache(architecture: str, name: str, cache: DType) -> Entry:
 
     def run(tiles: int) -> Execution:
         memory, p, tokens = Memory(), struct("UpdateCacheParams")(), 4 * tiles
-        p.cache = _zeros(memory, 1, 64, 576 * _BYTES[cache])
-        p.kv_c, p.k_pe = _zeros(memory, tokens, 512, 2), _zeros(memory, tokens, 64, 2)
-        p.slot_mapping = _numbers(memory, *range(tokens))
+        p.cache = zeros(memory, 1, 64, 576 * element_bytes(cache))
+        p.kv_c, p.k_pe = zeros(memory, tokens, 512, 2), zeros(memory, tokens, 64, 2)
+        p.slot_mapping = numbers(memory, *range(tokens))
         p.pages, p.layers, p.page_size, p.tokens, p.k_scales = 1, 1, 64, tokens, 1
         p.input_dtype, p.cache_dtype = DType.BF16, cache
         return program.launch(kernel, (tiles, 1, 1), (256, 1, 1), bytes(p), memory=memory)
 
-    return Entry(program, kernel, "4 tokens", 4 * 576 * (2 + _BYTES[cache]), 256, run)
+    return Entry(program, kernel, "4 tokens", 4 * 576 * (2 + element_bytes(cache)), 256, run)
 
 
 def merge_states(architecture: str) -> Entry:
@@ -170,8 +138,8 @@ def merge_states(architecture: str) -> Entry:
 
     def run(tiles: int) -> Execution:
         memory, p, rows = Memory(), struct("MergeStatesParams")(), 8 * tiles
-        p.out_a, p.out_b, p.out = (_zeros(memory, rows, 128, dtype=np.float32) for _ in range(3))
-        p.lse_a, p.lse_b, p.lse = (_zeros(memory, rows, dtype=np.float32) for _ in range(3))
+        p.out_a, p.out_b, p.out = (zeros(memory, rows, 128, dtype=np.float32) for _ in range(3))
+        p.lse_a, p.lse_b, p.lse = (zeros(memory, rows, dtype=np.float32) for _ in range(3))
         p.rows, p.width, p.dtype = rows, 128, DType.F32
         return program.launch("mla_merge_states_f32", (tiles, 1, 1), (32, 8, 1), bytes(p), memory=memory)
 
@@ -184,31 +152,29 @@ def pack_kv(architecture: str, name: str, output: DType) -> Entry:
 
     def run(tiles: int) -> Execution:
         memory, p = Memory(), struct("PackKvParams")()
-        p.kv_up, p.k_pe = _zeros(memory, tiles, 32, 256, 2), _zeros(memory, tiles, 64, 2)
-        p.k, p.v = (_zeros(memory, tiles, 32, width, _BYTES[output]) for width in (192, 128))
+        p.kv_up, p.k_pe = zeros(memory, tiles, 32, 256, 2), zeros(memory, tiles, 64, 2)
+        p.k, p.v = (zeros(memory, tiles, 32, width, element_bytes(output)) for width in (192, 128))
         p.k_pe_stride, p.tokens, p.heads = 64, tiles, 32
         p.input_dtype = p.k_pe_dtype = DType.BF16
         p.output_dtype = output
         return program.launch(kernel, (tiles, 1, 1), (256, 1, 1), bytes(p), memory=memory)
 
-    tile_bytes = 32 * (256 * 2 + (192 + 128) * _BYTES[output]) + 64 * 2
+    tile_bytes = 32 * (256 * 2 + (192 + 128) * element_bytes(output)) + 64 * 2
     return Entry(program, kernel, "1 token, 32 heads", tile_bytes, 256, run)
 
 
 def entries() -> list[Entry]:
     """Every row of the page."""
-    rows = []
+    rows = prefill_entries()
     for architecture, fp8, fp8_name in (("gfx942", DType.E4M3FNUZ, "e4m3fnuz"), ("gfx950", DType.E4M3FN, "e4m3fn")):
-        for tile_rows in (32, 64):
-            rows.append(decode(architecture, "bf16", tile_rows, DType.BF16, DType.BF16))
-            rows.append(decode(architecture, "f16", tile_rows, DType.F16, DType.F16))
-            rows.append(decode(architecture, "bf16_fp8", tile_rows, DType.BF16, fp8))
-            rows.append(decode(architecture, "f16_fp8", tile_rows, DType.F16, fp8))
-            rows.append(decode(architecture, "fp8", tile_rows, fp8, fp8))
-            rows.append(decode(architecture, "bf16_ds_mla", tile_rows, DType.BF16, DType.E4M3FN, ds_mla=True))
-        rows.append(prefill(architecture, "bf16", DType.BF16))
-        rows.append(prefill(architecture, "f16", DType.F16))
-        rows += [prefill_fp8()] if architecture == "gfx950" else []
+        for make in (decode, sparse_decode):
+            for tile_rows in (32, 64):
+                rows.append(make(architecture, "bf16", tile_rows, DType.BF16, DType.BF16))
+                rows.append(make(architecture, "f16", tile_rows, DType.F16, DType.F16))
+                rows.append(make(architecture, "bf16_fp8", tile_rows, DType.BF16, fp8))
+                rows.append(make(architecture, "f16_fp8", tile_rows, DType.F16, fp8))
+                rows.append(make(architecture, "fp8", tile_rows, fp8, fp8))
+                rows.append(make(architecture, "bf16_ds_mla", tile_rows, DType.BF16, DType.E4M3FN, ds_mla=True))
         rows.append(reduction(architecture))
         rows.append(gather(architecture, "bf16", 576 * 2, DType.BF16))
         rows.append(gather(architecture, fp8_name, 576, fp8))
