@@ -13,8 +13,8 @@ import sys
 
 MOVES_A_PRODUCT = 2
 WAITS_A_PRODUCT = 0.75
-# Products, tensor loads, moves to uniform registers, waits for products.
-PATTERNS = (r"\b[HQ]GMMA\.", r"\bUTMALDG\.", r"\bR2UR\b", r"\bWARPGROUP\.DEPBAR\b")
+# Products, loads by the copy engine, moves to uniform registers, waits for products.
+PATTERNS = (r"\b[HQ]GMMA\.", r"\bUTMALDG\.|\bUBLKCP\b", r"\bR2UR\b", r"\bWARPGROUP\.DEPBAR\b")
 
 
 def cuobjdump(option: str, path: str) -> str:
@@ -23,12 +23,12 @@ def cuobjdump(option: str, path: str) -> str:
 
 def short(name: str) -> str:
     """The mangled name of a kernel's instance, as in "decode_kernel bf16 24"."""
-    kernel = re.search(r"([a-z_]*_kernel)I", name)
-    elements = {"E4M3FN": "e4m3fn", "6__half": "f16", "13__nv_bfloat16": "bf16"}
+    kernel = re.search(r"(?:fp)?[a-z_]*(?:8_)?[a-z]*_kernel(?=I)", name)
+    elements = {"E4M3FN": "e4m3fn", "6__half": "f16", "13__nv_bfloat16": "bf16", "DsMla": "ds_mla", "PerTensor": "fp8"}
     element = "/".join(short for mangled, short in elements.items() if mangled in name)
-    rows = re.search(r"ShapeILi(\d+)", name)
+    rows = re.search(r"ShapeI\w*?Li(\d+)", name) or re.search(r"sparse_kernelI\w*?Li(\d+)", name)
     masked = "masked" if "prefill_kernel" in name and "Lb1E" in name else ""
-    return " ".join([kernel[1] if kernel else name, element, rows[1] if rows else masked])
+    return " ".join([kernel[0] if kernel else name, element, rows[1] if rows else masked])
 
 
 def facts(path: str):

@@ -6,14 +6,18 @@ namespace mla {
 namespace {
 
 ffi::Error update_cache_handler(Device device, AnyBuffer cache, AnyBuffer kv_c, AnyBuffer k_pe, AnyBuffer slot_mapping,
-                                AnyBuffer layer, AnyBuffer k_scale, Result updated, Result owners, bool saturate) {
+                                AnyBuffer layer, AnyBuffer k_scale, Result updated, Result owners, bool saturate,
+                                bool power_of_two_scales) {
   Checks checks;
-  checks.rank("cache", cache, 4).floating("cache", cache).floating("kv_c", kv_c);
+  const bool ds_mla = cache.element_type() == ffi::DataType::U8;
+  checks.rank("cache", cache, 4).floating("kv_c", kv_c);
+  if (!ds_mla) checks.floating("cache", cache);
   if (checks.failed()) return checks.error();
   const int64_t layers = cache.dimensions()[0], pages = cache.dimensions()[1], page_size = cache.dimensions()[2];
   const auto tokens = static_cast<int64_t>(slot_mapping.element_count());
-  checks.shape("cache", cache, {layers, pages, page_size, kWidth});
-  checks.shape("the updated cache", *updated, {layers, pages, page_size, kWidth});
+  const int64_t width = ds_mla ? kDsMlaBytes : kWidth;
+  checks.shape("cache", cache, {layers, pages, page_size, width});
+  checks.shape("the updated cache", *updated, {layers, pages, page_size, width});
   checks.that(updated->element_type() == cache.element_type(), "the updated cache has another dtype than the cache");
   checks.shape("kv_c", kv_c, {tokens, kLatent}).shape("k_pe", k_pe, {tokens, kRope});
   checks.that(k_pe.element_type() == kv_c.element_type(), "kv_c and k_pe differ in dtype");
@@ -49,8 +53,10 @@ ffi::Error update_cache_handler(Device device, AnyBuffer cache, AnyBuffer kv_c, 
   params.tokens = static_cast<int32_t>(tokens);
   params.k_scales = static_cast<int32_t>(k_scale.element_count());
   params.saturate = saturate;
+  params.ds_mla = ds_mla;
+  params.power_of_two_scales = power_of_two_scales;
   params.input_dtype = *dtype_of(kv_c);
-  params.cache_dtype = *dtype_of(cache);
+  params.cache_dtype = ds_mla ? DType::kE4M3FN : *dtype_of(cache);
   return to_ffi(update_cache(params, device));
 }
 
@@ -68,5 +74,6 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jax_mla_update_cache, mla::update_cache_handler,
                                   .Arg<ffi::AnyBuffer>()  // k_scale
                                   .Ret<ffi::AnyBuffer>()  // the updated cache
                                   .Ret<ffi::AnyBuffer>()  // owners
-                                  .Attr<bool>("saturate"),
+                                  .Attr<bool>("saturate")
+                                  .Attr<bool>("power_of_two_scales"),
                               {ffi::Traits::kCmdBufferCompatible});

@@ -14,7 +14,7 @@ Error carry_into(const AnyBuffer& result, const AnyBuffer& carry, const Device& 
 ffi::Error prefill_handler(Device device, AnyBuffer q, AnyBuffer k, AnyBuffer v, AnyBuffer cu_q_lens,
                            AnyBuffer cu_kv_lens, AnyBuffer key_mask, AnyBuffer q_scale, AnyBuffer k_scale,
                            AnyBuffer v_scale, AnyBuffer carry_out, AnyBuffer carry_lse, Result out, Result lse,
-                           int32_t value_offset, int32_t variant, float scale, bool causal) {
+                           Result scratch, int32_t value_offset, int32_t variant, float scale, bool causal) {
   Checks checks;
   checks.rank("q", q, 3).rank("k", k, 3).floating("q", q).floating("v", v).floating("out", *out);
   checks.that(cu_q_lens.element_count() >= 2, "cu_q_lens needs two elements or more");
@@ -83,6 +83,8 @@ ffi::Error prefill_handler(Device device, AnyBuffer q, AnyBuffer k, AnyBuffer v,
   params.v_dtype = *dtype_of(v);
   params.v_tiled = tiled;
   params.out_dtype = *dtype_of(*out);
+  params.scratch = scratch->untyped_data();
+  params.scratch_bytes = static_cast<int64_t>(scratch->size_bytes());
   return to_ffi(prefill(params, device));
 }
 
@@ -105,6 +107,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jax_mla_prefill, mla::prefill_handler,
                                   .Arg<ffi::AnyBuffer>()  // carry_lse, likewise
                                   .Ret<ffi::AnyBuffer>()  // out
                                   .Ret<ffi::AnyBuffer>()  // lse
+                                  .Ret<ffi::AnyBuffer>()  // scratch
                                   .Attr<int32_t>("value_offset")
                                   .Attr<int32_t>("variant")
                                   .Attr<float>("scale")

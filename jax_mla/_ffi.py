@@ -287,8 +287,9 @@ def update_cache(
     k_scale: jax.Array | None,
     *,
     saturate: bool,
+    power_of_two_scales: bool,
 ) -> jax.Array:
-    """cache [layers, pages, P, 576], aliased; kv_c [T, 512], k_pe [T, 64], slot_mapping [T] -> cache."""
+    """cache [layers, pages, P, width], aliased; kv_c [T, 512], k_pe [T, 64], slot_mapping [T] -> cache."""
     tokens = slot_mapping.shape[0]
     owner_slots = 0 if tokens <= _OWNER_SCAN_TOKENS else 1 << (2 * tokens - 1).bit_length()
     # XLA may fold `slice -> aliased call -> update slice` into one fusion and silently drop the alias; barriers on
@@ -296,7 +297,10 @@ def update_cache(
     cache = jax.lax.optimization_barrier(cache)
     operands = (cache, kv_c, k_pe, slot_mapping, _optional(layer, jnp.int32), _optional(k_scale, jnp.float32))
     results = (_shape(cache.shape, cache.dtype), _shape((owner_slots, 2), jnp.int32))
-    updated, _ = _call(_UPDATE_CACHE, results, operands, aliases={0: 0}, saturate=np.bool_(saturate))
+    updated, _ = _call(
+        _UPDATE_CACHE, results, operands, aliases={0: 0}, saturate=np.bool_(saturate),
+        power_of_two_scales=np.bool_(power_of_two_scales),
+    )  # fmt: skip
     return jax.lax.optimization_barrier(updated)
 
 
@@ -304,6 +308,21 @@ def merge_states(out_a: jax.Array, lse_a: jax.Array, out_b: jax.Array, lse_b: ja
     """out [rows, width] and lse [rows] of two sides -> out, lse."""
     results = (_shape(out_a.shape, out_a.dtype), _shape(lse_a.shape, jnp.float32))
     return _call(_MERGE_STATES, results, (out_a, lse_a, out_b, lse_b))
+
+
+def prefill_scratch_bytes(tokens: int, stored: int, num_heads: int, batch: int) -> int:
+    """What gfx950's kernel for 8-bit queries, keys and values needs for its plan and its partial results.
+
+    As limits_of in kernels/prefill/gfx950/shape.h has it: 32 bytes of plan and for each piece of a tile of 256 queries,
+    16 for each tile that is cut, and for each piece of those and each head 256 rows of 128 columns and an lse in fp32.
+    """
+    workgroups, tile, block, least_blocks = 256, 256, 128, 8
+    tiles = tokens // tile + batch + 2
+    cuts = -(-stored // (block * least_blocks))
+    split = 0 if cuts < 2 else min(tiles * cuts, 2 * workgroups // num_heads)
+    split = split if split >= 2 else 0
+    lists = 32 + (tiles + split) * 32 + split // 2 * 16
+    return -(-lists // 16) * 16 + split * num_heads * tile * (128 + 1) * 4
 
 
 def prefill(
@@ -328,7 +347,13 @@ def prefill(
     with the results, which are then out_dtype float32.
     """
     tokens, num_heads, _ = q.shape
-    results = (_shape((tokens, num_heads, 128), out_dtype), _shape((tokens, num_heads), jnp.float32))
+    only_8_bits = q.dtype == v.dtype == jnp.float8_e4m3fn and v.ndim == 3  # what gfx950 alone has a kernel for
+    scratch = prefill_scratch_bytes(tokens, k.shape[0], num_heads, cu_q_lens.shape[0] - 1) if only_8_bits else 0
+    results = (
+        _shape((tokens, num_heads, 128), out_dtype),
+        _shape((tokens, num_heads), jnp.float32),
+        _shape((scratch,), jnp.uint8),
+    )
     aliases = None
     state = (jnp.zeros((0,), jnp.float32),) * 2
     inputs = (
@@ -344,7 +369,7 @@ def prefill(
         # As for update_cache: between barriers, so that no fusion drops the alias.
         state = jax.lax.optimization_barrier(carry)
         aliases = {len(inputs): 0, len(inputs) + 1: 1}
-    out = _call(
+    out, lse, _ = _call(
         _PREFILL,
         results,
         (*inputs, *state),
@@ -354,7 +379,7 @@ def prefill(
         scale=np.float32(scale),
         causal=np.bool_(causal),
     )
-    return tuple(out) if carry is None else jax.lax.optimization_barrier(tuple(out))
+    return (out, lse) if carry is None else jax.lax.optimization_barrier((out, lse))
 
 
 def pack_kv(kv_up: jax.Array, k_pe: jax.Array, k_scale: jax.Array | None) -> jax.Array:

@@ -81,7 +81,10 @@ class _Call:
 def _native(call: _Call, choice: Choice, cache, kv_c, k_pe, slot_mapping, layer, k_scale):
     del choice
     stacked = cache if cache.ndim == 4 else cache[None]
-    updated = _ffi.update_cache(stacked, kv_c, k_pe, slot_mapping, layer, k_scale, saturate=call.saturate)
+    updated = _ffi.update_cache(
+        stacked, kv_c, k_pe, slot_mapping, layer, k_scale, saturate=call.saturate,
+        power_of_two_scales=call.power_of_two_scales,
+    )  # fmt: skip
     return updated.reshape(cache.shape)
 
 

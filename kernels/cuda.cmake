@@ -10,6 +10,7 @@ set(JAX_MLA_CUDA_SOURCES
     decode/generic/bf16.cu
     decode/generic/f16.cu
     decode/generic/e4m3fn.cu
+    decode/generic/ds_mla.cu
     prefill/prefill.cu
     prefill/generic/prefill.cu
     prefill/generic/bf16.cu
@@ -41,12 +42,15 @@ if(CMAKE_CUDA_ARCHITECTURES MATCHES "(^|;)90a")
     file(GLOB JAX_MLA_SM90_SOURCES CONFIGURE_DEPENDS
          "${CMAKE_CURRENT_LIST_DIR}/decode/sm90/instances/*.cu"
          "${CMAKE_CURRENT_LIST_DIR}/decode/sm90/fp8/instances/*.cu"
-         "${CMAKE_CURRENT_LIST_DIR}/prefill/sm90/instances/*.cu")
+         "${CMAKE_CURRENT_LIST_DIR}/prefill/sm90/instances/*.cu"
+         "${CMAKE_CURRENT_LIST_DIR}/sparse/sm90/instances/*.cu"
+         "${CMAKE_CURRENT_LIST_DIR}/sparse/sm90/fp8/instances/*.cu")
     add_library(mla_cuda_sm90_kernels OBJECT
         ${JAX_MLA_SM90_SOURCES}
         "${CMAKE_CURRENT_LIST_DIR}/decode/sm90/decode.cu"
         "${CMAKE_CURRENT_LIST_DIR}/decode/sm90/fp8/decode.cu"
         "${CMAKE_CURRENT_LIST_DIR}/prefill/sm90/prefill.cu"
+        "${CMAKE_CURRENT_LIST_DIR}/sparse/sm90/sparse.cu"
         "${CMAKE_CURRENT_LIST_DIR}/cuda/tensor_map.cu")
     target_compile_definitions(mla_cuda_sm90_kernels PRIVATE JAX_MLA_CUDA)
     target_compile_definitions(mla_cuda_kernels PRIVATE JAX_MLA_SM90)
@@ -68,7 +72,9 @@ set_target_properties(mla_cuda_driver PROPERTIES CUDA_STANDARD 17 CUDA_STANDARD_
 
 # Kernels' sources on the host, over an emulated CTA: their logic is tested where there is no GPU.
 foreach(emulator mla_sm90_emulator:main mla_sm90_fp8_emulator:fp8 mla_sm90_prefill_emulator:prefill
-                 mla_generic_prefill_emulator:generic_prefill mla_generic_sparse_emulator:generic_sparse)
+                 mla_generic_prefill_emulator:generic_prefill mla_generic_decode_emulator:generic_decode
+                 mla_generic_sparse_emulator:generic_sparse
+                 mla_sm90_sparse_emulator:sparse mla_ds_mla_emulator:ds_mla)
     string(REGEX REPLACE ":.*" "" target ${emulator})
     string(REGEX REPLACE ".*:" "" source ${emulator})
     add_executable(${target} EXCLUDE_FROM_ALL "${CMAKE_CURRENT_LIST_DIR}/../tests/native/sm90_emulator/${source}.cc")

@@ -145,7 +145,8 @@ struct SparseDecodeParams {
 };
 
 struct UpdateCacheParams {
-  void* cache;                  // [layers, pages, P, D] in cache_dtype, updated in place
+  void* cache;                  // [layers, pages, P, D] in cache_dtype, or, where ds_mla, [layers, pages, P, 656]
+                                // bytes; updated in place
   const void* kv_c;             // [T, L] in input_dtype
   const void* k_pe;             // [T, R] in input_dtype
   const int32_t* slot_mapping;  // [T]: page * P + offset; outside [0, pages * P): skipped. Of duplicates the last wins.
@@ -158,7 +159,9 @@ struct UpdateCacheParams {
   int32_t page_size;
   int32_t tokens;  // T
   int32_t k_scales;
-  bool saturate;  // fp8: clamp to the largest finite value instead of NaN
+  bool saturate;             // fp8: clamp to the largest finite value instead of NaN
+  bool ds_mla;               // as in GatherContextParams; cache_dtype is then kE4M3FN
+  bool power_of_two_scales;  // of ds_mla, whose scales are max(amax, 1e-4) / 448: rounded up to a power of two
   DType input_dtype;
   DType cache_dtype;
 };
@@ -202,6 +205,8 @@ struct PrefillParams {
   DType v_dtype;    // dtype, or bf16 beside fp8
   bool v_tiled;     // of e4m3fn alone
   DType out_dtype;
+  void* scratch;          // for the plan and the partial results of 8-bit kernels on gfx950
+  int64_t scratch_bytes;  // at least what kernels/prefill/gfx950/scratch.h tells, where that is not 0
 };
 
 struct PackKvParams {

@@ -1,24 +1,30 @@
 # The kernels of the ROCm module: code objects for the architectures in JAX_MLA_ROCM_BUILDS, made by
 # JAX_MLA_HIP_COMPILER, and the host code that holds them and launches them, which is plain C++.
 #
-# A kernel's source is kernels/OPERATION/gfx9/NAME.hip; it becomes one code object an architecture. The entry functions
-# are the .cc files beside them.
+# A kernel's source is kernels/OPERATION/gfx9/NAME.hip; it becomes one code object an architecture. What lies in a folder
+# gfx950 instead is for that one alone. The entry functions are the .cc files beside them.
 file(GLOB_RECURSE JAX_MLA_HIP_SOURCES CONFIGURE_DEPENDS RELATIVE "${CMAKE_CURRENT_LIST_DIR}"
-     "${CMAKE_CURRENT_LIST_DIR}/*/gfx9/*.hip")
+     "${CMAKE_CURRENT_LIST_DIR}/*/gfx9/*.hip" "${CMAKE_CURRENT_LIST_DIR}/*/gfx950/*.hip")
 file(GLOB_RECURSE JAX_MLA_ROCM_SOURCES CONFIGURE_DEPENDS
      "${CMAKE_CURRENT_LIST_DIR}/rocm/*.cc" "${CMAKE_CURRENT_LIST_DIR}/*/gfx9/*.cc")
+
+option(JAX_MLA_ROCM_REDUCE_24 "The reduction of decode takes 24 heads; OFF: such calls are padded to 32" ON)
 
 # No HIP headers and no device libraries: kernels/rocm/device.h has what they would give.
 set(JAX_MLA_HIP_FLAGS -x hip --cuda-device-only --no-gpu-bundle-output -nogpuinc -nogpulib -mcode-object-version=5
     -std=c++17 -O3 -Wall -Wextra "-I${JAX_MLA_ROOT}")
 
 set(objects "")
+set(symbols "")
 set(table "")
 set(images "")
 set(number 0)
 foreach(source ${JAX_MLA_HIP_SOURCES})
   string(REGEX REPLACE "\\.hip$" "" name "${source}")
   foreach(architecture ${JAX_MLA_ROCM_BUILDS})
+    if(source MATCHES "/gfx950/" AND NOT architecture STREQUAL "gfx950")
+      continue()
+    endif()
     set(object "${CMAKE_CURRENT_BINARY_DIR}/code_objects/${name}.${architecture}.co")
     get_filename_component(folder "${object}" DIRECTORY)
     file(MAKE_DIRECTORY "${folder}")
@@ -69,7 +75,8 @@ set_source_files_properties("${JAX_MLA_CODE_OBJECTS}" PROPERTIES OBJECT_DEPENDS 
 add_custom_target(mla_rocm_code_objects DEPENDS ${objects})
 add_library(mla_rocm_kernels OBJECT ${JAX_MLA_ROCM_SOURCES} "${JAX_MLA_CODE_OBJECTS}")
 add_dependencies(mla_rocm_kernels mla_rocm_code_objects)
-target_compile_definitions(mla_rocm_kernels PRIVATE JAX_MLA_ROCM)
+target_compile_definitions(mla_rocm_kernels PRIVATE JAX_MLA_ROCM
+                           $<$<NOT:$<BOOL:${JAX_MLA_ROCM_REDUCE_24}>>:JAX_MLA_ROCM_WITHOUT_REDUCE_24>)
 target_compile_options(mla_rocm_kernels PRIVATE -Wall -Wextra)
 target_link_libraries(mla_rocm_kernels PUBLIC ${CMAKE_DL_LIBS})
 

@@ -10,13 +10,17 @@ import jax
 import pytest
 
 import jax_mla
+from jax_mla.dispatch import default_platform, device_architecture, serves_architecture
 
 
 def implementations(operation: str) -> dict[str, tuple[str, str]]:
     """Of an operation: XLA, and each built platform with each of its variants; by id, as (name, device)."""
     found = {"xla": ("xla", "cpu"), "xla-gpu": ("xla", "gpu")}
-    for platform, device in (("cpu", "cpu"), ("cuda", "gpu")):
+    gpu = "rocm" if default_platform() == "rocm" else "cuda"
+    for platform, device in (("cpu", "cpu"), (gpu, "gpu")):
+        here = device_architecture(platform)
         rows = [row for row in jax_mla.capabilities(platform) if row.operation == operation]
+        rows = [row for row in rows if serves_architecture(row.architecture, here)]
         variants = list(dict.fromkeys(row.implementation for row in rows))
         chosen = any(not row.by_name for row in rows)
         names = [platform] * chosen + variants * (len(variants) > 1 or not chosen)

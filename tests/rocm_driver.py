@@ -74,9 +74,19 @@ class Driver:
         self._library.mla_rocm_groups(self._text, ctypes.c_size_t(len(self._text)))
         return self._text.value.decode().split()
 
+    def prefill_scratch(self, tokens: int, stored: int, heads: int, batch: int) -> int:
+        """The bytes of scratch that prefill in e4m3fn asks for."""
+        self._library.mla_rocm_prefill_scratch.restype = ctypes.c_int64
+        return self._library.mla_rocm_prefill_scratch(tokens, ctypes.c_int64(stored), heads, batch)
+
     def merge(self, ordinal: int) -> str:
         """What a small merge_states says."""
         self._library.mla_rocm_merge(ordinal, self._text, ctypes.c_size_t(len(self._text)))
+        return self._text.value.decode()
+
+    def merge_from_threads(self, ordinal: int, threads: int) -> str:
+        """What so many of them at once say, each from a thread of its own."""
+        self._library.mla_rocm_merge_from_threads(ordinal, threads, self._text, ctypes.c_size_t(len(self._text)))
         return self._text.value.decode()
 
     def copy(self, ordinal: int) -> str:
@@ -111,11 +121,13 @@ class Driver:
 
     def _memory(self) -> Memory:
         """What hipMalloc gave and the driver has not given back."""
-        count = self.standin.standin_allocations(None, None, ctypes.c_size_t(0))
-        addresses, sizes = (ctypes.c_uint64 * count)(), (ctypes.c_uint64 * count)()
-        self.standin.standin_allocations(addresses, sizes, ctypes.c_size_t(count))
+        capacity = count = 0
+        while count >= capacity:  # other threads allocate meanwhile
+            capacity = count + 16
+            addresses, sizes = (ctypes.c_uint64 * capacity)(), (ctypes.c_uint64 * capacity)()
+            count = self.standin.standin_allocations(addresses, sizes, ctypes.c_size_t(capacity))
         memory = Memory()
-        for address, size in zip(addresses, sizes, strict=True):
+        for address, size in zip(addresses[:count], sizes[:count], strict=True):
             memory.add(address, size)
         return memory
 

@@ -84,7 +84,7 @@ def test_writes_its_slots_and_nothing_else(input_dtype, cache_dtype, implementat
                 np.testing.assert_array_equal(bits(got), bits(want))
 
 
-@pytest.mark.parametrize("cache_dtype", ["bfloat16", "float8_e4m3fn"])
+@pytest.mark.parametrize("cache_dtype", ["bfloat16", "float8_e4m3fn", cases.DS_MLA])
 def test_layer_of_a_stacked_cache(cache_dtype, implementation):
     """One layer is written; a layer out of range writes nothing."""
     kv_c, k_pe = tokens(np.random.default_rng(1), 3, "bfloat16")
@@ -155,15 +155,21 @@ def test_fp8_casts_over_all_inputs(input_dtype, cache_dtype, saturate, implement
 
 
 @pytest.mark.parametrize("power_of_two_scales", [False, True])
-def test_ds_mla_scales(power_of_two_scales):
+def test_ds_mla_scales(power_of_two_scales, implementation):
     """max(amax, 1e-4) / 448 of each 128 values, or that rounded up to a power of two; NaN and inf are stored as NaN."""
     rng = np.random.default_rng(3)
     kv_c, k_pe = tokens(rng, 6, "bfloat16")
     kv_c *= np.exp2(rng.integers(-20, 20, (6, 1))).astype(kv_c.dtype)
     kv_c[1, :128], kv_c[2, 3], kv_c[3, 200], kv_c[4, 130] = 0, np.inf, np.nan, -np.inf
     cache = cases.poisoned_cache((PAGES, PAGE_SIZE), cases.DS_MLA)
-    run = compiled(None, power_of_two_scales=power_of_two_scales)
-    got = np.asarray(run(cache, kv_c, k_pe, np.arange(6, dtype=np.int32))).reshape(SLOTS, 656)[:6]
+    run = compiled(implementation, power_of_two_scales=power_of_two_scales)
+    with kernel_or_refusal(implementation, "bfloat16", cases.DS_MLA):
+        check_ds_mla_rows(run(cache, kv_c, k_pe, np.arange(6, dtype=np.int32)), kv_c, k_pe, power_of_two_scales)
+
+
+def check_ds_mla_rows(cache, kv_c, k_pe, power_of_two_scales):
+    """The first six slots hold kv_c and k_pe."""
+    got = np.asarray(cache).reshape(SLOTS, 656)[:6]
     scales = np.ascontiguousarray(got[:, 512:528]).view(np.float32)
     groups = kv_c.astype(np.float32).reshape(6, 4, 128)
     amax = np.where(np.isfinite(groups), np.abs(groups), 0).max(axis=-1)
@@ -196,7 +202,7 @@ def test_write_then_decode(implementation):
     lengths = np.array([7, 5], np.int32)
     q = rng.standard_normal((2, 1, 4, 576)).astype(ml_dtypes.bfloat16)
     run = compiled(implementation)
-    for kind in ("bfloat16", "float8_e4m3fn"):
+    for kind in ("bfloat16", "float8_e4m3fn", cases.DS_MLA):
         cache = cases.poisoned_cache((PAGES, PAGE_SIZE), kind)
         for position in range(7):
             kv_c, k_pe = tokens(rng, 2, "bfloat16")

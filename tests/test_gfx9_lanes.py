@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from gfx9 import assembly, marks
 
-pytestmark = [marks.needs_llvm, marks.both_architectures]
+pytestmark = marks.needs_llvm
 LANE = np.arange(64)
 VALUES = (LANE * 7 + 1000).astype(np.uint32)
 OLD = (LANE + 5).astype(np.uint32)
@@ -31,6 +31,7 @@ DPP = {  # control: the source of a lane, None where there is none
 }
 
 
+@marks.both_architectures
 @pytest.mark.parametrize("control", DPP)
 @pytest.mark.parametrize("zero", [False, True])
 def test_dpp(architecture, control, zero):
@@ -48,6 +49,7 @@ def test_dpp(architecture, control, zero):
     np.testing.assert_array_equal(assembly.run(text, architecture, [VALUES, OLD], ["v2"])[0], expected)
 
 
+@marks.both_architectures
 def test_dpp_from_inactive_lanes(architecture):
     """They count as no source."""
     text = "s_mov_b64 exec, 0xff\nv_add_u32_dpp v2, v1, v3 row_ror:4 row_mask:0xf bank_mask:0xf\ns_mov_b64 exec, -1"
@@ -56,6 +58,7 @@ def test_dpp_from_inactive_lanes(architecture):
     np.testing.assert_array_equal(assembly.run(text, architecture, [VALUES, OLD, 2 * OLD], ["v2"])[0], expected)
 
 
+@marks.both_architectures
 def test_bpermute_and_permute(architecture):
     rng = np.random.default_rng(0)
     order = rng.permutation(64)
@@ -71,6 +74,7 @@ def test_bpermute_and_permute(architecture):
     np.testing.assert_array_equal(shifted, VALUES[(order + 2) % 64])
 
 
+@marks.both_architectures
 def test_bpermute_of_inactive_lanes_gives_zero(architecture):
     text = """
       v_lshlrev_b32_e32 v2, 2, v2
@@ -94,6 +98,7 @@ SWIZZLES = {
 }
 
 
+@marks.both_architectures
 @pytest.mark.parametrize("pattern", SWIZZLES)
 def test_swizzle(architecture, pattern):
     text = f"ds_swizzle_b32 v2, v1 offset:{pattern}\ns_waitcnt lgkmcnt(0)"
@@ -101,6 +106,7 @@ def test_swizzle(architecture, pattern):
     np.testing.assert_array_equal(assembly.run(text, architecture, [VALUES], ["v2"])[0], expected)
 
 
+@marks.both_architectures
 def test_lanes_and_scalars(architecture):
     text = """
       s_mov_b64 exec, 0xfff0
@@ -123,12 +129,10 @@ def test_lanes_and_scalars(architecture):
 
 
 @pytest.mark.parametrize("group", [16, 32])
-def test_swap_of_lane_groups(architecture, group):
+def test_swap_of_lane_groups(group):
     """Odd groups of the first register change places with even groups of the second: gfx950 alone has it."""
-    if architecture == "gfx942":
-        pytest.skip("gfx942 has no such instruction")
     text = f"v_permlane{group}_swap_b32_e32 v1, v2"
-    first, second = assembly.run(text, architecture, [VALUES, OLD], ["v1", "v2"])
+    first, second = assembly.run(text, "gfx950", [VALUES, OLD], ["v1", "v2"])
     odd = LANE // group % 2 == 1
     np.testing.assert_array_equal(first, np.where(odd, OLD[LANE - group * odd], VALUES))
     np.testing.assert_array_equal(second, np.where(odd, OLD, VALUES[(LANE + group) % 64]))

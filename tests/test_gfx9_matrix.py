@@ -167,11 +167,14 @@ def test_exec_is_ignored(architecture):
 @pytest.mark.parametrize("clamp", [False, True])
 def test_overflow_by_the_mode_bit(architecture, clamp):
     shape = mfma.shape("v_mfma_f32_16x16x4_f32")
-    a, b, c = operands(shape, np.float32, np.float32)
+    a, b, _ = operands(shape, np.float32, np.float32)
     a[0, 0], b[0, 0], b[0, 1] = 2.0**100, 2.0**100, -(2.0**100)
     inputs = np.zeros((8, 64), np.uint32)
     inputs[1], inputs[2] = pack(a, 16, 4, 1)[0], pack(b, 16, 4, 1)[0]
-    text = f"s_setreg_imm32_b32 hwreg(HW_REG_MODE, 23, 1), {int(clamp)}\nv_mfma_f32_16x16x4_f32 a[0:3], v2, v3, 0\ns_nop 15"
+    text = f"""
+      s_setreg_imm32_b32 hwreg(HW_REG_MODE, 23, 1), {int(clamp)}
+      v_mfma_f32_16x16x4_f32 a[0:3], v2, v3, 0
+      s_nop 15"""
     words = assembly.run(text, architecture, inputs, ["a0"])
     largest = np.finfo(np.float32).max if clamp else np.inf
     assert words[0].view(np.float32)[:2].tolist() == [largest, -largest]

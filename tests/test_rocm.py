@@ -2,25 +2,33 @@
 code for each architecture, executed by the emulator with its checks of bounds, races and waits, against float64.
 
 JAX_MLA_ROCM_DRIVER names the folder of the native driver (tests/rocm_driver.py says how to build it). With
-JAX_MLA_ROCM_DEVICE=0 and HIP_LAUNCH_BLOCKING=1 the groups run on that GPU of this machine instead.
+JAX_MLA_ROCM_ALL=1 the groups run all their cases rather than a selection. With JAX_MLA_ROCM_DEVICE=0 and
+HIP_LAUNCH_BLOCKING=1 they do so on that GPU of this machine instead.
 """
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
 
 import pytest
 import rocm_driver
+from gfx9.tools import tool
 from rocm_driver import ARCHITECTURES, FOLDER
+
+from jax_mla import _ffi
 
 pytestmark = pytest.mark.skipif(FOLDER is None, reason="JAX_MLA_ROCM_DRIVER is not set: tests/rocm_driver.py")
 
 GPU = os.environ.get("JAX_MLA_ROCM_DEVICE")
+QUICK = GPU is None and os.environ.get("JAX_MLA_ROCM_ALL") != "1"
 standin_only = pytest.mark.skipif(GPU is not None, reason="asks the stand-in of the HIP runtime")
 GROUPS = (
-    "casts", "gather_context", "merge_states", "pack_kv", "pack_tiles", "plan", "plan_rule", "reduce", "refusals",
-    "update_cache",
+    "casts", "decode", "decode_bad_values", "decode_garbage", "decode_hidden_nan", "decode_refusals",
+    "decode_same_bits", "gather_context", "merge_states", "pack_kv", "pack_tiles", "padding", "plan", "plan_rule",
+    "prefill", "prefill_refusals", "reduce", "refusals", "sparse_decode", "sparse_decode_edges",
+    "sparse_decode_refusals", "update_cache",
 )  # fmt: skip
 
 
@@ -53,9 +61,28 @@ def test_every_group_is_listed(driver):
 @pytest.mark.parametrize("architecture", ARCHITECTURES if GPU is None else ["gpu"])
 @pytest.mark.parametrize("group", GROUPS)
 def test_group(driver, devices, group, architecture):
-    checks, failures = driver.run(group, devices[architecture], quick=GPU is None)
+    checks, failures = driver.run(group, devices[architecture], quick=QUICK)
     assert failures == ""
     assert checks > 10
+
+
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1, 1), (70, 1024, 2, 3), (70, 1025, 2, 3), (8192, 65536, 24, 4), (9, 5000, 600, 1)]
+)
+def test_scratch_of_prefill(driver, shape):
+    """What the wrapper allocates is what the entry function asks for."""
+    assert _ffi.prefill_scratch_bytes(*shape) == driver.prefill_scratch(*shape)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_no_kernel_spills_registers(architecture):
+    """Of every kernel of the module: nothing in scratch memory, and no scalar register kept in a vector one."""
+    objects = sorted((FOLDER / "code_objects").rglob(f"*.{architecture}.co"))
+    assert objects
+    for path in objects:
+        notes = subprocess.run([tool("llvm-readelf"), "--notes", path], capture_output=True, text=True, check=True)
+        found = re.findall(r"\.(private_segment_fixed_size|sgpr_spill_count|vgpr_spill_count): +(\d+)", notes.stdout)
+        assert found and all(count == "0" for _, count in found), (path.name, found)
 
 
 @standin_only
@@ -70,7 +97,7 @@ def test_order_of_waves_changes_nothing(driver, devices, order, architecture):
     """Waves that run in another order, or a few instructions each in turn, give results that pass too."""
     driver.order = order
     try:
-        for group in ("plan_rule", "reduce"):
+        for group in ("plan_rule", "reduce", "decode_same_bits"):
             assert driver.run(group, devices[architecture], quick=True)[1] == ""
     finally:
         driver.order = "forward"
@@ -93,6 +120,14 @@ def test_code_is_loaded_once_a_device(driver):
         assert driver.merge(0) == ""
     after = [driver.calls(entry) for entry in ("hipModuleLoadData", "hipModuleGetFunction", "hipModuleLaunchKernel")]
     assert [b - a for a, b in zip(before, after, strict=True)] == [0, 0, 3]
+
+
+@standin_only
+def test_threads_load_code_once(driver):
+    driver.set_device(5, "gfx942")
+    loads = driver.calls("hipModuleLoadData")
+    assert driver.merge_from_threads(5, 8) == ""
+    assert driver.calls("hipModuleLoadData") == loads + 1
 
 
 @standin_only

@@ -79,6 +79,7 @@ std::vector<Capability> capabilities() {
     add("pack_kv_fp8", pair);
   }
   for (const char* q_dtype : {kBf16, kF16, kF32}) {
+    add("update_cache", {q_dtype, kDsMla});
     for (const char* cache_dtype : {kBf16, kF16, kF32, kE4M3FN, kE4M3FNUZ, kDsMla}) {
       add("mla_context", {q_dtype, cache_dtype});
     }

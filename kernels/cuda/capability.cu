@@ -4,6 +4,7 @@
 
 #include "kernels/decode/sm90/fp8/limits.h"
 #include "kernels/decode/sm90/limits.h"
+#include "kernels/sparse/sm90/limits.h"
 
 namespace mla {
 namespace {
@@ -55,6 +56,14 @@ Capability sm90_fp8_row(const char* q_dtype) {
   return decode;
 }
 
+Capability sm90_sparse_row(const char* q_dtype, const char* cache_dtype) {
+  Capability sparse = sparse_row(q_dtype, cache_dtype);
+  sparse.variant = "sm90";
+  sparse.architecture = "sm_90";
+  sparse.tile_rows.assign(std::begin(sparse_sm90::kTileSizes), std::end(sparse_sm90::kTileSizes));
+  return sparse;
+}
+
 Capability sm90_prefill_row(const char* dtype, const char* v_dtype, bool positive_scale) {
   Capability prefill = row("mla_prefill", dtype, v_dtype);
   prefill.variant = "sm90";
@@ -78,11 +87,17 @@ std::vector<Capability> capabilities() {
   rows.push_back(sm90_row(kBF16));
   rows.push_back(sm90_row(kF16));
   for (const char* q_dtype : {kBF16, kF16, kE4M3FN}) rows.push_back(sm90_fp8_row(q_dtype));
+  for (const char* dtype : {kBF16, kF16}) rows.push_back(sm90_sparse_row(dtype, dtype));
+  for (const char* q_dtype : {kBF16, kF16, kE4M3FN}) rows.push_back(sm90_sparse_row(q_dtype, kE4M3FN));
+  rows.push_back(sm90_sparse_row(kBF16, kDsMla));
+  rows.back().tile_rows.assign(std::begin(sparse_sm90::kDsMlaTileSizes), std::end(sparse_sm90::kDsMlaTileSizes));
 #endif
   for (const char* dtype : {kBF16, kF16}) rows.push_back(row("mla_prefill", dtype, dtype));
   rows.push_back(decode_row(kBF16, kBF16));
   rows.push_back(decode_row(kF16, kF16));
   for (const char* q_dtype : {kBF16, kF16, kE4M3FN}) rows.push_back(decode_row(q_dtype, kE4M3FN));
+  rows.push_back(decode_row(kBF16, kDsMla));
+  rows.back().by_name = true;
   rows.push_back(sparse_row(kBF16, kBF16));
   rows.push_back(sparse_row(kF16, kF16));
   for (const char* q_dtype : {kBF16, kF16, kE4M3FN}) rows.push_back(sparse_row(q_dtype, kE4M3FN));
@@ -90,6 +105,8 @@ std::vector<Capability> capabilities() {
   for (const char* dtype : {kBF16, kF16, kF32}) {
     rows.push_back(row("update_cache", dtype, dtype));
     rows.push_back(row("update_cache", dtype, kE4M3FN));
+    rows.push_back(row("update_cache", dtype, kDsMla));
+    rows.back().by_name = true;
     rows.push_back(row("merge_states", dtype, dtype));
     rows.push_back(row("pack_kv", dtype, dtype));
     for (const char* packed : {kE4M3FN, kE4M3FNUZ}) rows.push_back(row("pack_kv_fp8", dtype, packed));

@@ -38,6 +38,13 @@ __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.a
 
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;\n" ::: "memory"); }
 
+// No instruction: keeps the compiler from moving accesses to sums across the waits for the products that make them.
+template <int kSums>
+__device__ __forceinline__ void hold(float (&d)[kSums]) {
+#pragma unroll
+  for (int i = 0; i < kSums; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+
 // Waits until at most kPending of the committed groups are still running.
 template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {

@@ -27,13 +27,6 @@ __device__ __forceinline__ void ldmatrix_x4(uint32_t shared, uint32_t (&matrices
                : "memory");
 }
 
-// No instruction: keeps the compiler from moving accesses to sums across the waits for the products that make them.
-template <int kSums>
-__device__ __forceinline__ void hold(float (&d)[kSums]) {
-#pragma unroll
-  for (int i = 0; i < kSums; ++i) asm volatile("" : "+f"(d[i])::"memory");
-}
-
 #define MLA_SUMS                                                                     \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \

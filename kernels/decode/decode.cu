@@ -16,20 +16,25 @@
 namespace mla {
 namespace {
 
+std::string cache_name(const DecodeParams& p) { return p.ds_mla ? "fp8_ds_mla" : name_of(p.cache_dtype); }
+
 Error check(const DecodeParams& p) {
   const auto known = static_cast<int32_t>(variants().size());
   if (p.variant < 0 || p.variant > known) {
     return "jax_mla: mla_decode's variant is " + std::to_string(p.variant) + ", this module has " +
            std::to_string(known);
   }
-  if (p.ds_mla) return "jax_mla: mla_decode on CUDA reads no fp8_ds_mla cache";
   const bool float_queries = p.q_dtype == DType::kBF16 || p.q_dtype == DType::kF16;
-  const bool fp8_queries = p.q_dtype == DType::kE4M3FN, fp8_cache = p.cache_dtype == DType::kE4M3FN;
-  if (!(float_queries && p.cache_dtype == p.q_dtype) && !(fp8_cache && (float_queries || fp8_queries))) {
+  const bool fp8_queries = p.q_dtype == DType::kE4M3FN;
+  const bool fp8_cache = p.cache_dtype == DType::kE4M3FN && !p.ds_mla;
+  const bool fits =
+      p.ds_mla ? p.q_dtype == DType::kBF16
+               : (float_queries && p.cache_dtype == p.q_dtype) || (fp8_cache && (float_queries || fp8_queries));
+  if (!fits) {
     return std::string(
                "jax_mla: mla_decode on CUDA takes bfloat16 or float16 queries over a cache of the same or of "
-               "float8_e4m3fn, or both in float8_e4m3fn; these are ") +
-           name_of(p.q_dtype) + " over " + name_of(p.cache_dtype);
+               "float8_e4m3fn, both in float8_e4m3fn, or bfloat16 over fp8_ds_mla; these are ") +
+           name_of(p.q_dtype) + " over " + cache_name(p);
   }
   const DType out_dtype = fp8_queries ? DType::kBF16 : p.q_dtype;
   if (p.out_dtype != out_dtype) {
@@ -38,7 +43,7 @@ Error check(const DecodeParams& p) {
   }
   if ((p.q_scale != nullptr && !fp8_queries) || (p.k_scale != nullptr && !fp8_cache)) {
     return std::string("jax_mla: q_scale and k_scale belong to fp8, this mla_decode has q in ") + name_of(p.q_dtype) +
-           " over a cache in " + name_of(p.cache_dtype);
+           " over a cache in " + cache_name(p);
   }
   if (p.k_scale != nullptr && p.k_scales != 1 && p.k_scales != p.layers) {
     return "jax_mla: mla_decode has " + std::to_string(p.k_scales) + " k_scales, expected 1 or one for each of " +
@@ -68,7 +73,7 @@ std::string best_variant(const DecodeParams& p, int32_t compute_capability) {
   static const std::vector<Capability> kRows = capabilities();
   for (const Capability& row : kRows) {
     if (row.operation != std::string("mla_decode") || !serves(row.architecture, compute_capability)) continue;
-    if (row.q_dtype != std::string(name_of(p.q_dtype)) || row.cache_dtype != std::string(name_of(p.cache_dtype))) {
+    if (row.q_dtype != std::string(name_of(p.q_dtype)) || row.cache_dtype != cache_name(p)) {
       continue;
     }
     const auto takes_pages = [&](const Range& range) { return contains(range, p.page_size); };
@@ -93,7 +98,7 @@ Error decode_attention(const DecodeParams& p, const Device& device, int32_t comp
            "bfloat16 or float16 over a cache of the same and pages of 16, 32 or a multiple of 64 tokens, or those and "
            "float8_e4m3fn over float8_e4m3fn and pages of a multiple of 8 tokens; this call has " +
            std::to_string(p.plan.tile_rows) + " rows, pages of " + std::to_string(p.page_size) + " and " +
-           name_of(p.q_dtype) + " over " + name_of(p.cache_dtype) + (hopper ? "" : ", on another device");
+           name_of(p.q_dtype) + " over " + cache_name(p) + (hopper ? "" : ", on another device");
   }
   int32_t shared_limit = 0;
   const Error error = device_attribute(&shared_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);

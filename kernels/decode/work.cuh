@@ -17,10 +17,15 @@ struct Tile {
   int64_t diagonal;  // keys that query 0 sees, before clamping; query i sees i more
 };
 
+// An item is read in two loads, and so is all of it that is used.
+struct alignas(16) HalfItem {
+  int32_t at[4];
+};
+
 __device__ __forceinline__ WorkItem read_item(const DecodeParams& p, int32_t index) {
-  const auto* halves = reinterpret_cast<const int4*>(p.plan.items + index);
-  const int4 first = halves[0], second = halves[1];
-  return {first.x, first.y, first.z, first.w, second.x, {}};
+  const auto* halves = reinterpret_cast<const HalfItem*>(p.plan.items + index);
+  const HalfItem first = halves[0], second = halves[1];
+  return {first.at[0], first.at[1], first.at[2], first.at[3], second.at[0], {}};
 }
 
 // False: nothing to do.
@@ -82,6 +87,22 @@ __device__ __forceinline__ SlotLookup look_up(const DecodeParams& p, const Tile&
   const auto index = static_cast<uint32_t>(token), page_size = static_cast<uint32_t>(p.page_size);
   const uint32_t page_index = index / page_size;
   return {p.page_table[int64_t{tile.request} * p.max_pages + page_index], static_cast<int32_t>(index % page_size)};
+}
+
+// The first row of a tile's results among the partials. `first_row`: the tile's, of [T * H].
+__device__ __forceinline__ int64_t partial_row(const DecodeParams&, int32_t partial, int64_t /*first_row*/,
+                                               int32_t tile_rows) {
+  return int64_t{partial} * tile_rows;
+}
+
+// Where an operation has a sink, `inverse`, of a row's sum of weights, takes it in. `reference`: of the weights, in
+// base 2.
+__device__ __forceinline__ void add_sink(const DecodeParams&, const Tile&, int32_t /*row*/, float /*sum*/,
+                                         float /*reference*/, float& /*inverse*/) {}
+
+// Which of the pages that share a block has its token `token`.
+__device__ __forceinline__ int page_in_block(const DecodeParams& p, int token) {
+  return p.page_size < kBlockTokens ? token / p.page_size : 0;
 }
 
 }  // namespace mla

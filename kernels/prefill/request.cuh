@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "kernels/host_device.h"
 #include "kernels/params.h"
 
 namespace mla {
@@ -10,14 +11,14 @@ namespace mla {
 // So that sums and differences of positions fit 32 bits.
 constexpr int32_t kMostTokens = 1 << 29;
 
-__device__ __forceinline__ int32_t clamp(int32_t x, int32_t low, int32_t high) {
+MLA_HOST_DEVICE MLA_FORCE_INLINE int32_t clamp(int32_t x, int32_t low, int32_t high) {
   return x < low ? low : x > high ? high : x;
 }
 
 // Tiles that a head may have: besides those that fill whole ones, a short one for each request, and for the queries
 // that none owns.
 template <int kTileQueries>
-__host__ __device__ inline int64_t most_head_tiles(const PrefillParams& p) {
+MLA_HOST_DEVICE inline int64_t most_head_tiles(const PrefillParams& p) {
   return int64_t{p.tokens} / kTileQueries + p.batch + 2;
 }
 
@@ -30,7 +31,7 @@ struct Request {
 
 // Queries in front of all requests and behind them make two requests more, 0 and batch + 1, which have no keys.
 template <int kTileQueries>
-__device__ __forceinline__ Request read_request(const PrefillParams& p, int32_t index) {
+MLA_HOST_DEVICE MLA_FORCE_INLINE Request read_request(const PrefillParams& p, int32_t index) {
   const bool real = index > 0 && index <= p.batch;
   const int32_t q_begin = index == 0 ? 0 : p.cu_q_lens[index - 1];
   const int32_t q_end = index <= p.batch ? p.cu_q_lens[index] : p.tokens;

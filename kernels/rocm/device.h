@@ -139,15 +139,22 @@ struct alignas(sizeof(Element) * kCount) Vector {
   Element at[kCount];
 };
 
+// An address that the compiler knows to be one of memory. Of one that has lain in LDS it does not, and an access that
+// may go to either waits for both.
+template <class T, class Address>
+__device__ __forceinline__ auto in_memory(Address* address) {
+  return (__attribute__((address_space(1))) T*)address;
+}
+
 // What no thread writes while the kernel runs.
 template <class T>
 __device__ __forceinline__ T read_only(const T* source) {
-  return *source;
+  return *in_memory<const T>(source);
 }
 
 // Bytes that nobody reads again soon do not displace others in the caches.
-template <class T>
-__device__ __forceinline__ T load_once(const T* source) {
+template <class Pointer>
+__device__ __forceinline__ auto load_once(Pointer source) {
   return __builtin_nontemporal_load(source);
 }
 template <class T>

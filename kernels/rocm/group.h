@@ -22,7 +22,7 @@ __device__ __forceinline__ GroupBits<Element> load_group(const void* source) {
   GroupBits<Element> bits;
 #pragma unroll
   for (int i = 0; i < kAccesses; ++i) {
-    const auto* address = static_cast<const Words*>(source) + i;
+    const auto* address = in_memory<const Words>(source) + i;
     const Words words = kOnce ? load_once(address) : *address;
     memcpy(&bits.words[i * (sizeof(Words) / 4)], &words, sizeof(words));
   }
@@ -32,11 +32,17 @@ __device__ __forceinline__ GroupBits<Element> load_group(const void* source) {
 template <class Element>
 __device__ __forceinline__ void store_group(void* target, const GroupBits<Element>& bits) {
   using Words = std::conditional_t<sizeof(Element) == 1, U32x2, U32x4>;
-  memcpy(__builtin_assume_aligned(target, sizeof(Words)), &bits, sizeof(bits));
+  auto* address = in_memory<Words>(target);
+#pragma unroll
+  for (int i = 0; i < static_cast<int>(sizeof(bits) / sizeof(Words)); ++i) {
+    Words words;
+    memcpy(&words, &bits.words[i * (sizeof(Words) / 4)], sizeof(words));
+    address[i] = words;
+  }
 }
 
 __device__ __forceinline__ void store_words(void* target, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
-  *static_cast<U32x4*>(target) = U32x4{a, b, c, d};
+  *in_memory<U32x4>(target) = U32x4{a, b, c, d};
 }
 
 template <class Element>

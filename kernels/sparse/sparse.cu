@@ -6,15 +6,17 @@
 #include "kernels/cuda/launch.h"
 #include "kernels/sparse/generic/instance.h"
 #include "kernels/sparse/reduce.h"
+#include "kernels/sparse/sm90/limits.h"
+#include "kernels/sparse/sm90/sparse.h"
 
 namespace mla {
 namespace {
 
 Error check(const SparseDecodeParams& p) {
   const auto known = static_cast<int32_t>(variants().size());
-  if (p.variant < 0 || p.variant > known || (p.variant > 0 && variants()[p.variant - 1] != std::string("generic"))) {
-    return "jax_mla: mla_sparse_decode on CUDA has the variant 'generic' alone, number 1, not " +
-           std::to_string(p.variant);
+  if (p.variant < 0 || p.variant > known) {
+    return "jax_mla: mla_sparse_decode's variant is " + std::to_string(p.variant) + ", this module has " +
+           std::to_string(known);
   }
   const bool float_queries = p.q_dtype == DType::kBF16 || p.q_dtype == DType::kF16;
   const bool fp8_queries = p.q_dtype == DType::kE4M3FN, fp8_cache = p.cache_dtype == DType::kE4M3FN && !p.ds_mla;
@@ -42,7 +44,16 @@ Error check(const SparseDecodeParams& p) {
   return {};
 }
 
-Error attend(const SparseDecodeParams& p, const Device& device) {
+// Variant 0 is the generic kernel: the Hopper ones are chosen by name alone (kernels/cuda/capability.cu).
+Error attend(const SparseDecodeParams& p, const Device& device, bool hopper) {
+  if (p.variant > 0 && variants()[p.variant - 1] == std::string("sm90")) {
+#if defined(JAX_MLA_SM90)
+    if (hopper && sparse_sm90::takes(p)) return sparse_sm90_decode(p, device);
+#endif
+    return "jax_mla: mla_sparse_decode's Hopper kernels take 8, 16, .. 48 or 64 heads a tile (of fp8_ds_mla not 48) on "
+           "compute capability 9.0; this call has " +
+           std::to_string(p.tile_rows) + (hopper ? "" : ", on another device");
+  }
   int32_t shared_limit = 0;
   const Error error = device_attribute(&shared_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
   if (!error.empty()) return error;
@@ -59,9 +70,10 @@ Error attend(const SparseDecodeParams& p, const Device& device) {
 Error sparse_decode(const SparseDecodeParams& params, const Device& device) {
   if (int64_t{params.tokens} * params.heads == 0) return {};
   Error error = check(params);
-  int32_t major = 0;
+  int32_t major = 0, minor = 0;
   if (error.empty()) error = device_attribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  if (error.empty()) error = attend(params, device);
+  if (error.empty()) error = device_attribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+  if (error.empty()) error = attend(params, device, major == 9 && minor == 0);
   if (!error.empty() || params.splits == 1) return error;
   return sparse_reduce(params, device, /*dependent=*/major >= 9);
 }

@@ -31,8 +31,11 @@ def program(body: str, architecture: str, inputs: int, results: list[str], lds: 
 
 
 def run(body: str, architecture: str, inputs, results: list[str], *, lds: int = 0, **checks) -> np.ndarray:
-    """Values of `results` [register][lane] as uint32, given those of the inputs [register][lane], of any 32-bit type."""
-    words = np.array([np.asarray(row).view(np.uint32) for row in inputs], np.uint32).reshape(-1, LANES)
+    """Values of `results` [register][lane] as uint32, given those of the inputs [register][lane], of 32 bits each."""
+    rows = [np.asarray(row) for row in inputs]
+    if any(row.shape != (LANES,) or row.itemsize != 4 for row in rows):
+        raise ValueError("each input is 64 values of 32 bits")
+    words = np.array([row.view(np.uint32) for row in rows], np.uint32).reshape(-1, LANES)
     made = program(body, architecture, len(words), results, lds)
     memory = Memory()
     source = memory.allocate(words if len(words) else np.zeros(1, np.uint32), writable=False)

@@ -9,7 +9,7 @@ import tempfile
 from .tools import tool
 
 ROOT = pathlib.Path(__file__).parents[2]
-_HIP = ["-x", "hip", "--cuda-device-only", "--no-gpu-bundle-output", "-nogpuinc", "-nogpulib", "-std=c++17", "-O3"]
+HIP_FLAGS = ["-x", "hip", "--cuda-device-only", "--no-gpu-bundle-output", "-nogpuinc", "-nogpulib", "-std=c++17", "-O3"]
 
 
 def cache_directory() -> pathlib.Path:
@@ -62,7 +62,7 @@ def _preprocessed(source: pathlib.Path, flags: list[str]) -> str:
 
 def compile_hip(source: str | pathlib.Path, architecture: str, flags: tuple[str, ...] = ()) -> bytes:
     """The code object of a HIP file (a path) or of HIP text (a string); `flags` are added."""
-    command = [*_HIP, f"--offload-arch={architecture}", f"-I{ROOT}", *flags]
+    command = [*HIP_FLAGS, f"--offload-arch={architecture}", f"-I{ROOT}", *flags]
     if isinstance(source, pathlib.Path):
         clang = tool("clang")
         text = _preprocessed(source, command)

@@ -46,12 +46,8 @@ def decode(line: Line, index_of: dict[int, int]) -> Instruction:
     record = Instruction(address=line.address, target=-1)
     if mnemonic == "s_waitcnt":
         _wait_counts(record, rest)
-    elif mnemonic in ("s_branch",) or mnemonic.startswith("s_cbranch_"):
-        words = int(rest.split()[0], 0)
-        words -= (words & 0x8000) << 1
-        record.target = index_of.get(line.address + 4 + 4 * words, -1)
-        if record.target < 0:
-            raise UnknownInstruction(f"{line.text}: a branch out of the code")
+    elif mnemonic == "s_branch" or mnemonic.startswith("s_cbranch_"):
+        record.target = _branch_target(line, rest, index_of)
     elif mnemonic in ("s_nop", "s_sleep", "s_setprio", "s_endpgm", "s_barrier", "s_trap"):
         pass
     else:
@@ -60,6 +56,17 @@ def decode(line: Line, index_of: dict[int, int]) -> Instruction:
     if not record.run:
         raise UnknownInstruction(line.text)
     return record
+
+
+def _branch_target(line: Line, rest: str, index_of: dict[int, int]) -> int:
+    """The index of the instruction that a branch of so many words from its end leads to."""
+    if not rest.isdigit():
+        raise UnknownInstruction(f"{line.text}: a branch by a symbol")
+    words = int(rest) - ((int(rest) & 0x8000) << 1)
+    address = line.address + 4 + 4 * words
+    if address not in index_of:
+        raise UnknownInstruction(f"{line.text}: a branch out of the code")
+    return index_of[address]
 
 
 def _wait_counts(record: Instruction, rest: str) -> None:

@@ -8,7 +8,7 @@ import struct
 import numpy as np
 
 from .code_object import CodeObject, Kernel
-from .core import Instruction, Launch, Traffic, handler, library
+from .core import Instruction, Launch, Traffic, library
 from .decode import decode
 from .memory import Memory
 from .refusal import EmulatorError, UnknownInstruction
@@ -35,7 +35,7 @@ class Execution:
 
 
 class Program:
-    """A code object, a file or its bytes, decoded once."""
+    """A code object, a file or its bytes. What a kernel may execute is decoded when it is first launched."""
 
     def __init__(self, code_object: bytes | str | pathlib.Path, architecture: str):
         if architecture not in ARCHITECTURES:
@@ -46,49 +46,48 @@ class Program:
         self.lines = self.code_object.lines
         self._image = np.frombuffer(bytearray(self.code_object.image), np.uint8)
         self._index = {line.address: i for i, line in enumerate(self.lines)}
-        self._unknown: dict[int, str] = {}
         self._records = (Instruction * max(len(self.lines), 1))()
-        base = self._image.ctypes.data
-        for i, line in enumerate(self.lines):
-            try:
-                self._records[i] = decode(line, self._index)
-            except UnknownInstruction as error:
-                self._unknown[i] = f"{line.text} ({error})" if str(error) != line.text else line.text
-                # Reached only where control flow is not seen in advance; then it stops there.
-                self._records[i].run = handler("s_trap")
-            self._records[i].address += base
+        self._decoded: set[int] = set()
         self._checked: set[str] = set()
 
-    def reachable(self, kernel: Kernel) -> set[int]:
-        """The instructions that a kernel may execute, by its branches."""
+    def reachable(self, name: str) -> list[int]:
+        """The instructions that a kernel may execute, by its branches, decoded; an unknown one is refused."""
         found: set[int] = set()
-        todo = [self._index[kernel.entry]]
+        unknown: dict[str, str] = {}
+        todo = [self._index[self.kernels[name].entry]]
         while todo:
             i = todo.pop()
-            while i < len(self.lines) and i not in found:
+            while i is not None and i < len(self.lines) and i not in found:
                 found.add(i)
-                name = self.lines[i].text.partition(" ")[0]
-                if name == "s_endpgm":
-                    break
-                if self._records[i].target >= 0:
-                    if name == "s_branch":
-                        i = self._records[i].target
-                        continue
-                    todo.append(self._records[i].target)
-                i += 1
-        return found
+                try:
+                    target = self._decode(i)
+                except UnknownInstruction as error:
+                    text = self.lines[i].text
+                    unknown.setdefault(text.partition(" ")[0], text if str(error) == text else f"{text} ({error})")
+                    target = -1
+                if target >= 0:
+                    todo.append(target)
+                i = i + 1 if self.lines[i].text.partition(" ")[0] not in ("s_endpgm", "s_branch") else None
+        if unknown:
+            raise UnknownInstruction(f"{name} on {self.architecture}: {'; '.join(unknown.values())}")
+        return sorted(found)
+
+    def _decode(self, i: int) -> int:
+        """Fills in the record of an instruction; gives the target of a branch, else -1."""
+        if i not in self._decoded:
+            self._records[i] = decode(self.lines[i], self._index)
+            self._records[i].address += self._image.ctypes.data
+            self._decoded.add(i)
+        return self._records[i].target
 
     def check(self, name: str) -> Kernel:
-        """The kernel, after a look at all its instructions: an unknown one is refused before anything runs."""
+        """The kernel, after a look at all that it may execute: what is not known is refused before anything runs."""
         if name not in self.kernels:
             raise EmulatorError(f"there is no kernel {name}; the code object has {sorted(self.kernels)}")
         kernel = self.kernels[name]
         if name in self._checked:
             return kernel
-        unknown = sorted(self.reachable(kernel) & self._unknown.keys())
-        if unknown:
-            texts = {self.lines[i].text.partition(" ")[0]: self._unknown[i] for i in reversed(unknown)}
-            raise UnknownInstruction(f"{name} on {self.architecture}: {'; '.join(texts.values())}")
+        self.reachable(name)
         if kernel.scratch:
             raise EmulatorError(f"{name} uses {kernel.scratch} bytes of scratch a thread, which is not modelled")
         if kernel.mode != _MODE:
@@ -195,8 +194,8 @@ class Program:
         if i < 0:
             return EmulatorError(f"{kernel.name}: {message}")
         group = ", ".join(map(str, launch.failed_group))
-        place = f"{kernel.name} on {self.architecture}, workgroup ({group}), wave {launch.failed_wave}"
-        if i in self._unknown:
-            return UnknownInstruction(f"{place}: {self._unknown[i]}")
         line = self.lines[i]
-        return EmulatorError(f"{message} [{place}, {line.address:#x}: {line.text}]")
+        return EmulatorError(
+            f"{message} [{kernel.name} on {self.architecture}, workgroup ({group}), wave {launch.failed_wave}, "
+            f"{line.address:#x}: {line.text}]"
+        )

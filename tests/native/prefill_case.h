@@ -23,7 +23,8 @@ struct PrefillShape {
     for (size_t b = 0; b < q_lens.size(); ++b) {
       lens += " " + std::to_string(q_lens[b]) + "/" + std::to_string(kv_lens[b]);
     }
-    const std::string types = std::string(name_of(type)) + " " + name_of(value_type) + (tiled ? " tiled" : "");
+    const std::string types =
+        std::string(test::name_of(type)) + " " + test::name_of(value_type) + (tiled ? " tiled" : "");
     char line[128];
     std::snprintf(line, sizeof(line), "%s heads %d gaps %d %d%s%s%s%s, queries/keys", types.c_str(), heads, q_gap,
                   kv_gap, causal ? " causal" : "", merge ? " merge" : "", key_mask ? " key_mask" : "",

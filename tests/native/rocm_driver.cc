@@ -3,10 +3,15 @@
 #include <cstdio>
 #include <functional>
 #include <map>
+#include <thread>
 
 #include "tests/native/decode_groups.h"
 #include "tests/native/helper_groups.h"
+#include "tests/native/rocm_decode_groups.h"
 #include "tests/native/rocm_groups.h"
+#include "tests/native/rocm_padding_group.h"
+#include "tests/native/rocm_prefill_groups.h"
+#include "tests/native/rocm_sparse_groups.h"
 
 namespace mla::test {
 namespace {
@@ -23,6 +28,18 @@ const std::map<std::string, std::function<void()>>& groups() {
       {"plan_rule", [] { test_plan_rule(device_with(1)); }},
       {"reduce", test_reduce},
       {"refusals", test_refusals},
+      {"padding", test_padding},
+      {"prefill", test_prefill},
+      {"prefill_refusals", test_prefill_refusals},
+      {"decode", test_amd_decode},
+      {"decode_bad_values", test_amd_bad_values},
+      {"decode_garbage", test_amd_garbage},
+      {"decode_hidden_nan", test_amd_hidden_nan},
+      {"decode_refusals", test_amd_decode_refusals},
+      {"decode_same_bits", test_amd_same_bits},
+      {"sparse_decode", test_amd_sparse},
+      {"sparse_decode_edges", test_amd_sparse_edges},
+      {"sparse_decode_refusals", test_amd_sparse_refusals},
   };
   return kGroups;
 }
@@ -66,6 +83,19 @@ void mla_rocm_merge(int ordinal, char* text, size_t capacity) {
   give(small_merge(), text, capacity);
 }
 
+// The same from several threads at once: all that they said.
+void mla_rocm_merge_from_threads(int ordinal, int threads, char* text, size_t capacity) {
+  using namespace mla::test;
+  mla::test::ordinal = ordinal;
+  std::vector<std::string> said(threads);
+  std::vector<std::thread> all;
+  for (int i = 0; i < threads; ++i) all.emplace_back([&said, i] { said[i] = small_merge(); });
+  for (std::thread& thread : all) thread.join();
+  std::string joined;
+  for (const std::string& each : said) joined += each;
+  give(joined, text, capacity);
+}
+
 // Likewise a small copy on the device.
 void mla_rocm_copy(int ordinal, char* text, size_t capacity) {
   using namespace mla::test;
@@ -78,6 +108,17 @@ void mla_rocm_refusal_without_runtime(char* text, size_t capacity) {
   mla::MergeStatesParams params{};
   params.rows = params.width = 1;
   mla::test::give(mla::merge_states(params, mla::Device{nullptr, 0}), text, capacity);
+}
+
+// The bytes of scratch that prefill in e4m3fn asks for.
+int64_t mla_rocm_prefill_scratch(int32_t tokens, int64_t stored, int32_t heads, int32_t batch) {
+  mla::PrefillParams p{};
+  p.tokens = tokens;
+  p.stored = stored;
+  p.heads = heads;
+  p.batch = batch;
+  p.dtype = p.v_dtype = mla::DType::kE4M3FN;
+  return mla::prefill_scratch_bytes(p);
 }
 
 #pragma GCC visibility pop

@@ -24,9 +24,9 @@ struct SparseShape {
     std::snprintf(
         line, sizeof(line),
         "variant %d q %s cache %s tokens %d heads %d topk %d slots %d splits %d rows %d layer %d/%d%s%s%s%s%s", variant,
-        name_of(q_type), ds_mla ? "ds_mla" : name_of(cache_type), tokens, heads, topk, slots, splits, tile_rows, layer,
-        layers, pair ? " pair" : "", scales ? " scales" : "", sink ? " sink" : "", lens ? " lens" : "",
-        masks ? " masks" : "");
+        test::name_of(q_type), ds_mla ? "ds_mla" : test::name_of(cache_type), tokens, heads, topk, slots, splits,
+        tile_rows, layer, layers, pair ? " pair" : "", scales ? " scales" : "", sink ? " sink" : "",
+        lens ? " lens" : "", masks ? " masks" : "");
     return line;
   }
 };

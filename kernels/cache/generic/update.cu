@@ -1,4 +1,5 @@
 // update_cache on CUDA.
+#include "kernels/cache/generic/ds_mla.cuh"
 #include "kernels/cache/update_rows.h"
 #include "kernels/cuda/launch.h"
 
@@ -15,10 +16,24 @@ __global__ void __launch_bounds__(kUpdateThreads) update_kernel(const __grid_con
 }
 
 template <class Element>
+__global__ void __launch_bounds__(kUpdateThreads) update_ds_mla_kernel(const __grid_constant__ UpdateCacheParams p) {
+  const int64_t token = int64_t{blockIdx.x} * kUpdateTokens + threadIdx.x / kWave;
+  const int32_t layer = p.layer == nullptr ? 0 : *p.layer;
+  if (token >= p.tokens || layer < 0 || layer >= p.layers) return;
+  const int32_t slot = p.slot_mapping[token];
+  if (!in_cache(p, slot) || !is_last_of_slot(p, slot, static_cast<int32_t>(token))) return;
+  auto* const cache = static_cast<unsigned char*>(p.cache);
+  store_ds_mla(static_cast<const Element*>(p.kv_c) + token * kLatent,
+               static_cast<const Element*>(p.k_pe) + token * kRope, p.power_of_two_scales,
+               cache + (layer * p.pages * p.page_size + slot) * kDsMlaBytes);
+}
+
+template <class Element>
 Error launch_update(const UpdateCacheParams& params, const Device& device) {
   LaunchShape shape;
   shape.grid = dim3((params.tokens + int64_t{kUpdateTokens} - 1) / kUpdateTokens);
   shape.block = dim3(kUpdateThreads);
+  if (params.ds_mla) return launch("update_cache", update_ds_mla_kernel<Element>, shape, device, params);
   if (params.cache_dtype == params.input_dtype && params.k_scale == nullptr) {
     return launch("update_cache", update_kernel<Element, Element>, shape, device, params);
   }

@@ -31,6 +31,7 @@ Error claim_slots(const UpdateCacheParams& params, const Device& device) {
 
 Error update_cache(const UpdateCacheParams& params, const Device& device) {
   if (params.tokens == 0) return {};
+  if (params.ds_mla) return "jax_mla: update_cache on AMD stores no fp8_ds_mla";
   const bool copied = params.cache_dtype == params.input_dtype && params.k_scale == nullptr;
   if (is_e4m3(params.input_dtype) || !(copied || is_e4m3(params.cache_dtype))) {
     return std::string("jax_mla: update_cache on AMD cannot store ") + name_of(params.input_dtype) + " in a cache of " +

@@ -13,31 +13,11 @@
 #include "kernels/decode/generic/fragments.cuh"
 #include "kernels/decode/generic/queries.cuh"
 #include "kernels/decode/generic/shape.h"
+#include "kernels/decode/generic/tokens.cuh"
 #include "kernels/decode/softmax.h"
 #include "kernels/decode/work.cuh"
 
 namespace mla {
-
-// Starts the copy of a block's tokens; masked ones become zeros, so that 0 * NaN never meets the output.
-template <class Shape>
-__device__ __forceinline__ void load_block(const unsigned char* layer, uint32_t block, const int32_t* slots) {
-  constexpr int kLanes = Shape::kCopyLanes;
-  constexpr int kTokensAtOnce = Shape::kThreads / kLanes;
-  const int lane = threadIdx.x % kLanes;
-#pragma unroll
-  for (int first = 0; first < Shape::kTokens; first += kTokensAtOnce) {
-    const int token = first + static_cast<int>(threadIdx.x) / kLanes;
-    if (Shape::kTokens % kTokensAtOnce != 0 && token >= Shape::kTokens) break;
-    const int32_t slot = slots[token];
-    const bool valid = slot >= 0;
-    const unsigned char* source = layer + int64_t{valid ? slot : 0} * Shape::kTokenBytes + lane * 16;
-    const uint32_t target = block + token * Shape::kTokenBytes + ((lane ^ Shape::swizzle(token)) << 4);
-#pragma unroll
-    for (int i = 0; i < Shape::kTokenChunks / kLanes; ++i) {
-      ptx::cp_async_16(target + i * kLanes * 16, source + i * kLanes * 16, valid);
-    }
-  }
-}
 
 // D fragments of neighbouring pairs of products, times the scales of their tokens.
 template <class Shape, int kPairs>
@@ -115,12 +95,6 @@ struct Softmax {
   float reference[Shape::kSoftmaxPasses];  // of the exponents, in base 2; the same in all eight lanes
   float sum[Shape::kSoftmaxPasses];        // over this lane's keys
 };
-
-// Where registers are short, asked for anew, so that nothing that follows from it is kept through the loop over keys.
-template <class Shape>
-__device__ __forceinline__ int thread_number() {
-  return Shape::kRows < 64 ? static_cast<int>(threadIdx.x) : ptx::thread_index();
-}
 
 // Sum of the four quarters, masked, as weights 2^(score - reference). True: some row has to be rescaled.
 template <class Element, class Shape>
@@ -213,6 +187,14 @@ __device__ __forceinline__ void hide_nan(unsigned char* block, int32_t first, in
     auto* words = reinterpret_cast<uint32_t*>(block + token * Shape::kTokenBytes);
 #pragma unroll 1
     for (int i = lane; i < Shape::kTokenBytes / 4; i += 32) words[i] = Fragments<Cached, Shape>::finite(words[i]);
+  }
+}
+
+// The same for their scales.
+template <class Shape>
+__device__ __forceinline__ void hide_scales(float* scales, int32_t first) {
+  for (int i = thread_number<Shape>(); i < Shape::kQuarters * Shape::kTokens; i += Shape::kThreads) {
+    if (i % Shape::kTokens >= first && !(fabsf(scales[i]) < INFINITY)) scales[i] = 0;
   }
 }
 
@@ -345,12 +327,12 @@ __device__ __forceinline__ void store_tile(const DecodeParams& p, SharedMemory<S
       const int row = m * 16 + half * 8 + g;
       if (row >= tile.rows) continue;
       const float inverse = shared.inverse[row];
-      const int64_t start = (first_row + row) * kLatent + warp * 16;
+      const int64_t start = (first_row + row) * kLatent;
       const auto store = [&](auto* target) {
 #pragma unroll
         for (int pair = 0; pair < Shape::kOutPairs; ++pair) {
-          store_columns<Cached>(target + start + pair * Shape::kValueStep, out[m][2 * pair], out[m][2 * pair + 1], half,
-                                inverse);
+          const int column = Shape::column_group(warp + pair * Shape::kWarps) * 16;
+          store_columns<Cached>(target + start + column, out[m][2 * pair], out[m][2 * pair + 1], half, inverse);
         }
       };
       if (!direct)
@@ -376,11 +358,15 @@ __device__ __forceinline__ void wait_for_block(int stages) {
   }
 }
 
-// `Cached`: the element type of the cache, and of queries and output unless it is e4m3fn; that takes any.
+// `Cached`: the element type of the cache, and of queries and output unless it is e4m3fn; that takes any. Or DsMla,
+// beside bf16.
 template <class Cached, class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     decode_kernel(const __grid_constant__ DecodeParams p, int stages) {
+  using Source = Tokens<Cached, Shape>;
+  using Element = typename Multiplied<Cached>::Type;
   constexpr int kTokens = Shape::kTokens;
+  constexpr bool kDsMla = std::is_same_v<Cached, DsMla>;
   constexpr bool kFp8 = std::is_same_v<Cached, E4M3FN>;
   extern __shared__ __align__(1024) unsigned char shared_base[];
   auto& shared = *reinterpret_cast<SharedMemory<Shape>*>(shared_base);
@@ -398,7 +384,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   if (layer_index < 0 || layer_index >= p.layers) return;
   if (thread == 0) {
     shared.layer =
-        static_cast<const unsigned char*>(p.cache) + layer_index * p.pages * p.page_size * Shape::kTokenBytes;
+        static_cast<const unsigned char*>(p.cache) + layer_index * p.pages * p.page_size * Source::kTokenBytes;
     shared.scale = p.scale * kLog2E;
     if (kFp8) shared.scale *= key_scale(p) * (p.q_scale == nullptr ? 1.0f : *p.q_scale);
   }
@@ -417,7 +403,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     if (thread < Shape::kRows) shared.visible_end[thread] = visible_end(p, tile, thread);
     __syncthreads();
     for (int i = 0; i < stages - 1; ++i) {
-      if (remaining > i * kTokens) load_block<Shape>(shared.layer, ring + i * Shape::kBlockBytes, shared.slots[i]);
+      if (remaining > i * kTokens) Source::load(shared.layer, ring + i * Source::kStageBytes, shared.slots[i]);
       ptx::cp_async_commit();
     }
 
@@ -425,7 +411,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     if constexpr (kFp8)
       load_queries_as_halves<Shape>(p, tile, row_group, quarter, /*writes_scale=*/token_group == 0, shared, queries);
     else
-      load_queries<Cached, Shape>(p, tile, row_group, quarter, queries);
+      load_queries<Element, Shape>(p, tile, row_group, quarter, queries);
     Softmax<Shape> softmax;
 #pragma unroll
     for (int pass = 0; pass < Shape::kSoftmaxPasses; ++pass) {
@@ -440,29 +426,39 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       __syncthreads();  // the block is here for everyone, and everyone has done with the one before it
       const int free_stage = stage == 0 ? stages - 1 : stage - 1;
       if (remaining > (stages - 1) * kTokens) {
-        load_block<Shape>(shared.layer, ring + free_stage * Shape::kBlockBytes, shared.slots[free_stage]);
+        Source::load(shared.layer, ring + free_stage * Source::kStageBytes, shared.slots[free_stage]);
       }
       ptx::cp_async_commit();  // an empty group counts too
       SlotLookup later{-1, 0};
       const int32_t first_token = shared.tile.kv_end - remaining;
       if (thread < kTokens) later = look_up(p, shared.tile, int64_t{first_token} + stages * kTokens + thread);
 
-      const uint32_t block = ring + stage * Shape::kBlockBytes;
-      score_block<Cached, Shape>(queries, block, shared, row_group, token_group, quarter);
+      unsigned char* tokens = blocks + stage * Source::kStageBytes;
+      float* scales = nullptr;
+      if constexpr (kDsMla) {
+        unsigned char* const unpacked = blocks + stages * Source::kStageBytes;
+        scales = reinterpret_cast<float*>(unpacked + Shape::kBlockBytes);
+        Source::unpack(tokens, unpacked, scales);
+        tokens = unpacked;
+        __syncthreads();
+      }
+      const uint32_t block = kDsMla ? ptx::shared_address(tokens) : ring + stage * Source::kStageBytes;
+      score_block<Element, Shape>(queries, block, shared, row_group, token_group, quarter, scales);
       const int32_t later_slot = later.slot(p);
       __syncthreads();
-      const bool rescaled = weigh_block<typename Fragments<Cached, Shape>::Element, Shape>(
+      const bool rescaled = weigh_block<typename Fragments<Element, Shape>::Element, Shape>(
           shared, shared.slots[stage], first_token, shared.scale, softmax);
       const int32_t first_hidden = max_of(shared.visible_end[0] - first_token, 0);  // from some row
       if (first_hidden < kTokens) {
-        hide_nan<Cached, Shape>(blocks + stage * Shape::kBlockBytes, first_hidden, min_of(remaining, kTokens));
+        hide_nan<Element, Shape>(tokens, first_hidden, min_of(remaining, kTokens));
+        if constexpr (kDsMla) hide_scales<Shape>(scales, first_hidden);
       }
       if (__syncthreads_or(rescaled)) rescale_output<Shape>(shared.rescale, out);
       if (thread < kTokens) shared.slots[stage][thread] = later_slot;
-      accumulate_block<Cached, Shape>(weights, block, out);
+      accumulate_block<Element, Shape>(weights, block, out, scales);
       stage = stage + 1 == stages ? 0 : stage + 1;
     }
-    store_tile<Cached, Shape>(p, shared, softmax, out);
+    store_tile<Element, Shape>(p, shared, softmax, out);
   }
 }
 

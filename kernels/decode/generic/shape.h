@@ -86,9 +86,4 @@ struct alignas(128) SharedMemory {
   float scale;                 // of the scores, in base 2
 };
 
-template <class Shape>
-constexpr size_t shared_bytes(int stages) {
-  return sizeof(SharedMemory<Shape>) + static_cast<size_t>(stages) * Shape::kBlockBytes;
-}
-
 }  // namespace mla

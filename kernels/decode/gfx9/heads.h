@@ -8,16 +8,8 @@
 
 namespace mla::gfx9 {
 
-inline std::vector<Range> planner_heads() { return {{16, 128, 16}, {24, 24, 1}, {144, 4096, 16}}; }
-
-// JAX_MLA_ROCM_REDUCE_24=OFF leaves 24 out: such a build pads 24 heads to 32.
-inline std::vector<Range> reducer_heads() {
-#if defined(JAX_MLA_ROCM_WITHOUT_REDUCE_24)
-  return {{16, 128, 16}, {144, 4096, 16}};
-#else
-  return planner_heads();
-#endif
-}
+std::vector<Range> planner_heads();
+std::vector<Range> reducer_heads();
 
 inline bool contains(const std::vector<Range>& ranges, int32_t heads) {
   for (const Range& range : ranges) {

@@ -4,10 +4,9 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include <limits>
-
 #include "kernels/cuda/tensor_map.h"
 #include "kernels/decode/sm90/instance.h"
+#include "kernels/decode/sm90/query_maps.h"
 #include "kernels/decode/sm90/wide/shape.h"
 
 namespace mla {
@@ -32,15 +31,6 @@ Error encode_keys(CUtensorMap* map, const DecodeParams& p) {
                             {p.layers, p.pages * page_bytes, 1}});
 }
 
-Error encode_queries(CUtensorMap* map, const char* name, const void* data, int64_t stride, int32_t chunks,
-                     const DecodeParams& p) {
-  const int64_t rows = int64_t{p.tokens} * p.heads;
-  return encode_tensor_map(map, name, data, p.q_dtype,
-                           {{kChunkColumns, 0, kChunkColumns},
-                            {rows, stride * kElementBytes, p.plan.tile_rows},
-                            {chunks, kLineBytes, chunks}});
-}
-
 template <class Element>
 Error launch_rows(const DecodeParams& params, const TensorMaps& maps, const Device& device) {
   switch (params.plan.tile_rows) {
@@ -61,19 +51,9 @@ Error launch_rows(const DecodeParams& params, const TensorMaps& maps, const Devi
 }  // namespace sm90
 
 Error decode_sm90(const DecodeParams& params, const Device& device) {
-  const int64_t rows = int64_t{params.tokens} * params.heads;
-  if (rows > std::numeric_limits<int32_t>::max()) {
-    return "jax_mla: rows are 32-bit coordinates, mla_decode has " + std::to_string(rows) + " (token, head) rows";
-  }
   sm90::TensorMaps maps;
-  Error error = sm90::encode_keys(&maps.keys, params);
-  if (error.empty()) {
-    error =
-        sm90::encode_queries(&maps.q_latent, "q", params.q_latent, params.q_latent_stride, sm90::kLatentChunks, params);
-  }
-  if (error.empty()) {
-    error = sm90::encode_queries(&maps.q_rope, "q's rope part", params.q_rope, params.q_rope_stride, 1, params);
-  }
+  Error error = sm90::encode_queries(&maps, "mla_decode", params.plan.tile_rows, params);
+  if (error.empty()) error = sm90::encode_keys(&maps.keys, params);
   if (!error.empty()) return error;
   return params.q_dtype == DType::kBF16 ? sm90::launch_rows<__nv_bfloat16>(params, maps, device)
                                         : sm90::launch_rows<__half>(params, maps, device);

@@ -17,11 +17,11 @@
 
 namespace mla::sm90 {
 
-// By one thread.
+// By one thread. `full_arrivals`: for a slot.
 template <class Shape>
-__device__ __forceinline__ void init_barriers(Control<Shape>& control) {
+__device__ __forceinline__ void init_barriers(Control<Shape>& control, uint32_t full_arrivals = 1) {
   for (int i = 0; i < Shape::kSlots; ++i) {
-    ptx::mbarrier_init(ptx::shared_address(&control.full[i]), 1);
+    ptx::mbarrier_init(ptx::shared_address(&control.full[i]), full_arrivals);
     ptx::mbarrier_init(ptx::shared_address(&control.empty[i]), kOutputWarps * ptx::kWarpArrivals);
   }
   // The queries, and what they are.
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       load_keys(p, &maps.keys, items, layer, ring, control);
     } else {
       ptx::barrier_sync(kStartBarrier, Shape::kThreads);
-      if (warp == Shape::kQueryWarp) load_queries<Shape>(p, maps, queries, control);
+      if (warp == Shape::kQueryWarp) load_queries<Shape, Items>(p, maps, queries, control);
     }
   } else if (warp < Shape::kScoreWarps) {
     ptx::change_registers<Shape::kLaunchRegisters, Shape::kScoreRegisters>();

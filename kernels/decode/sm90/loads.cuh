@@ -78,9 +78,8 @@ __device__ __forceinline__ void load_keys(const DecodeParams& p, const CUtensorM
 // Brings each item's queries as soon as the scores of the one before are done with theirs, and what the score warps
 // have to know of the item. Rows behind the tile's are queries of others, or zeros behind the last; what they give is
 // never stored.
-template <class Shape, class Control>
-__device__ __forceinline__ void load_queries(const DecodeParams& p, const TensorMaps& maps, uint32_t queries,
-                                             Control& control) {
+template <class Shape, class Items, class Params, class Maps, class Control>
+__device__ __forceinline__ void load_queries(const Params& p, const Maps& maps, uint32_t queries, Control& control) {
   const int lane = threadIdx.x % 32;
   const uint32_t full = ptx::shared_address(&control.query_full), empty = ptx::shared_address(&control.query_empty);
   const uint64_t policy = ptx::evict_normal_policy();
@@ -104,7 +103,9 @@ __device__ __forceinline__ void load_queries(const DecodeParams& p, const Tensor
     }
     // Where the item's partial will be written: the page's translation takes a microsecond, which hides here.
     if (tile.partial >= 0 && lane < 2) {
-      ptx::prefetch_line(p.partial_out + (int64_t{tile.partial} * Shape::kRows + lane * (Shape::kRows - 1)) * kLatent);
+      ptx::prefetch_line(p.partial_out +
+                         (partial_row(p, tile.partial, tile.first_row, Shape::kRows) + lane * (Shape::kRows - 1)) *
+                             kLatent);
     }
     Queries<Shape>& target = control.queries[parity];
     for (int row = lane; row < Shape::kRows; row += 32) target.visible_end[row] = visible_end(p, tile, row);

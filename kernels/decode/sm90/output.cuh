@@ -74,8 +74,8 @@ __device__ __forceinline__ void store_output(Target* target, int32_t rows, const
   }
 }
 
-template <class Element, class Shape>
-__device__ __forceinline__ void accumulate_tiles(const DecodeParams& p, uint32_t ring, Control<Shape>& control) {
+template <class Element, class Params, class Shape>
+__device__ __forceinline__ void accumulate_tiles(const Params& p, uint32_t ring, Control<Shape>& control) {
   const int group = __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / kGroupThreads - Shape::kScoreGroups, 0);
   const uint32_t empty = ptx::shared_address(control.empty);
   const uint32_t weights_full = ptx::shared_address(control.weights_full);
@@ -102,8 +102,9 @@ __device__ __forceinline__ void accumulate_tiles(const DecodeParams& p, uint32_t
         store_output<Element, Shape>(static_cast<Element*>(p.out) + control.finished.first_row * kLatent, rows,
                                      control.inverse, group, out);
       } else {
-        store_output<float, Shape>(p.partial_out + int64_t{partial} * Shape::kRows * kLatent, rows, control.inverse,
-                                   group, out);
+        store_output<float, Shape>(
+            p.partial_out + partial_row(p, partial, control.finished.first_row, Shape::kRows) * kLatent, rows,
+            control.inverse, group, out);
       }
       ptx::mbarrier_arrive_warp(ptx::shared_address(&control.sums_empty));
 #pragma unroll

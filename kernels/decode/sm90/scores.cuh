@@ -17,6 +17,7 @@
 #include "kernels/decode/sm90/products.cuh"
 #include "kernels/decode/sm90/shape.h"
 #include "kernels/decode/softmax.h"
+#include "kernels/decode/work.cuh"
 
 namespace mla::sm90 {
 
@@ -141,8 +142,8 @@ __device__ __forceinline__ void write_weights(const Scores<Shape>& score, uint32
 
 // The item's end, by all score warps: the sums over all tokens, lse to where it belongs, and the normalisation for the
 // output warps. The group that did not have the last block has its message still to heed.
-template <class Shape>
-__device__ __forceinline__ void finish_tile(const DecodeParams& p, const Tile& tile, int group, int last_group,
+template <class Shape, class Params>
+__device__ __forceinline__ void finish_tile(const Params& p, const Tile& tile, int group, int last_group,
                                             Sums<Shape>& sums, uint32_t parity, Control<Shape>& control) {
   constexpr int kScoreThreads = Shape::kScoreGroups * kGroupThreads;
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, thread = threadIdx.x, warp = thread / 32;
@@ -171,15 +172,16 @@ __device__ __forceinline__ void finish_tile(const DecodeParams& p, const Tile& t
     control.inverse[thread] = empty ? 0 : 1 / sum;
     if (thread < tile.rows) {
       const bool direct = tile.partial < 0;
-      const int64_t first_row = direct ? tile.first_row : int64_t{tile.partial} * Shape::kRows;
+      const int64_t first_row = direct ? tile.first_row : partial_row(p, tile.partial, tile.first_row, Shape::kRows);
       (direct ? p.lse : p.partial_lse)[first_row + thread] = empty ? -INFINITY : reference * kLn2 + logf(sum);
+      if (!empty && direct) add_sink(p, tile, thread, sum, reference, control.inverse[thread]);
     }
   }
   ptx::mbarrier_arrive_warp(ptx::shared_address(&control.sums_full));
 }
 
-template <class Element, class Shape>
-__device__ __forceinline__ void score_tiles(const DecodeParams& p, uint32_t ring, uint32_t queries_address,
+template <class Element, class Params, class Shape>
+__device__ __forceinline__ void score_tiles(const Params& p, uint32_t ring, uint32_t queries_address,
                                             Control<Shape>& control) {
   constexpr int kTurnThreads = 2 * kGroupThreads;
   const int thread = threadIdx.x % kGroupThreads;
@@ -190,7 +192,7 @@ __device__ __forceinline__ void score_tiles(const DecodeParams& p, uint32_t ring
   const uint32_t query_empty = ptx::shared_address(&control.query_empty);
   const uint32_t queries = ptx::matrix_operand(queries_address);
   const float scale = p.scale * kLog2E;
-  const int page_of_warp = p.page_size < kBlockTokens ? warp * 16 / p.page_size : 0;
+  const int page_of_warp = page_in_block(p, warp * 16);
   Ring<Shape> start;  // of the next item
   int turn = 0;       // the group of its first block
   uint32_t item_parity = 0;
@@ -253,7 +255,7 @@ __device__ __forceinline__ void score_tiles(const DecodeParams& p, uint32_t ring
     }
     start.skip(blocks);
     turn = (turn + blocks) % 2;
-    finish_tile(p, tile, group, /*last_group=*/turn ^ 1, sums, item_parity, control);
+    finish_tile<Shape>(p, tile, group, /*last_group=*/turn ^ 1, sums, item_parity, control);
   }
 
   // When the output warps have taken the last item's sums, they have read all messages.

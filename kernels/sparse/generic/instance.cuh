@@ -21,7 +21,7 @@ Error launch_sparse_shape(const SparseDecodeParams& params, const Device& device
   LaunchShape shape;
   shape.grid = dim3(static_cast<unsigned>(ctas));
   shape.block = dim3(Shape::kThreads);
-  shape.shared_bytes = sparse_shared_bytes<Cached, Shape>(stages);
+  shape.shared_bytes = shared_bytes<Cached, Shape>(stages);
   return launch("mla_sparse_decode's generic kernel", sparse_kernel<Cached, Shape>, shape, device, params, stages);
 }
 
@@ -29,10 +29,10 @@ Error launch_sparse_shape(const SparseDecodeParams& params, const Device& device
 // fit in shared memory. False: it is not for this call.
 template <class Cached, int kRows, int kTokens>
 bool launch_if_fits(const SparseDecodeParams& params, const Device& device, int32_t shared_limit, Error& error) {
-  using Shape = DecodeShape<kRows, kTokens, sizeof(typename Multiplied<Cached>::Type), std::is_same_v<Cached, DsMla>>;
+  using Shape = ShapeOf<Cached, kRows, kTokens>;
   if (params.tile_rows > kRows) return false;
   int stages = kMaxStages;
-  while (sparse_shared_bytes<Cached, Shape>(stages) > static_cast<size_t>(shared_limit)) {
+  while (shared_bytes<Cached, Shape>(stages) > static_cast<size_t>(shared_limit)) {
     if (--stages < 2) return false;
   }
   error = launch_sparse_shape<Cached, Shape>(params, device, stages);

@@ -5,25 +5,10 @@
 // table; one that names no token is zeros in shared memory and -inf among the scores.
 #pragma once
 
-#include "kernels/sparse/generic/tokens.cuh"
+#include "kernels/decode/generic/kernel.cuh"
+#include "kernels/sparse/work.cuh"
 
 namespace mla::generic_sparse {
-
-template <class Cached, class Shape>
-constexpr size_t sparse_shared_bytes(int stages) {
-  return sizeof(SharedMemory<Shape>) + static_cast<size_t>(stages) * Tokens<Cached, Shape>::kStageBytes +
-         Tokens<Cached, Shape>::kOtherBytes;
-}
-
-// What the tensor cores multiply, and how they read it.
-template <class Cached>
-struct Multiplied {
-  using Type = Cached;
-};
-template <>
-struct Multiplied<DsMla> {
-  using Type = __nv_bfloat16;
-};
 
 // Sums of the rows, and with them the factors of the output; then the rows that exist, to out and lse or to a partial.
 template <class Element, class Shape>
@@ -105,15 +90,14 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   const bool has_layer = layer >= 0 && layer < p.layers;
   const float value_scale = kFp8 && has_layer ? key_scale(p) : 1.0f;
 
-  Tile tile = tile_of(p, SparseWork(p));
-  if (!has_layer) tile.kv_end = tile.kv_begin;
+  const Tile tile = tile_of(p, SparseWork(p, static_cast<int32_t>(blockIdx.x)));
   int32_t remaining = tile.kv_end - tile.kv_begin;  // indices; none if not positive
   if (thread < stages * kTokens) {
     shared.slots[thread / kTokens][thread % kTokens] = slot_at(p, tile, int64_t{tile.kv_begin} + thread);
   }
   if (thread == 0) {
     shared.tile = tile;
-    shared.layer = static_cast<const unsigned char*>(p.cache) + (has_layer ? layer : 0) * p.slots * Source::kTokenBytes;
+    shared.layer = layer_of(p, Source::kTokenBytes);
     shared.scale = p.scale * kLog2E;
     if (kFp8) shared.scale *= value_scale * (p.q_scale == nullptr ? 1.0f : *p.q_scale);
   }

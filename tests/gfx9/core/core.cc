@@ -110,6 +110,7 @@ class Run {
       current_instruction_ = wave.pc;
       const Instruction& in = instructions[wave.pc++];
       ++launch_.executed[current_instruction_];
+      if (!in.run) throw Fault("an instruction was reached that no branch leads to");
       in.run(wave, in);
       if (--launch_.instruction_limit < 0)
         throw Fault("the limit of instructions was reached: an endless loop, or set a higher limit");

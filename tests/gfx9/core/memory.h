@@ -90,9 +90,9 @@ class Lds {
     check_bounds(offset, size);
     if (check_races_) {
       for (uint32_t byte = offset; byte < offset + size; ++byte) {
+        if (direct_[byte]) missing_wait(byte);
         const Stamp& written = written_[byte];
         if (written.epoch == epoch_ && written.wave != wave) race("reads", wave, byte, "written", written);
-        if (direct_[byte]) missing_wait(byte);
         Stamp& read = read_[byte];
         if (read.epoch < epoch_)
           read = {epoch_, static_cast<int16_t>(wave)};
@@ -107,10 +107,10 @@ class Lds {
     check_bounds(offset, size);
     if (check_races_) {
       for (uint32_t byte = offset; byte < offset + size; ++byte) {
+        if (direct_[byte]) missing_wait(byte);
         const Stamp &written = written_[byte], &read = read_[byte];
         if (written.epoch == epoch_ && written.wave != wave) race("writes", wave, byte, "written", written);
         if (read.epoch == epoch_ && read.wave != wave) race("writes", wave, byte, "read", read);
-        if (direct_[byte]) missing_wait(byte);
         written_[byte] = {epoch_, static_cast<int16_t>(wave)};
       }
     }

@@ -29,6 +29,39 @@ inline void lead_astray(DecodeCase& problem, Random& random) {
   }
 }
 
+// NaN in the last token of a request, somewhere in its latent or, of fp8_ds_mla, among its scales: the queries that do
+// not see it give the same bits, the last one gives NaN. `run`: the problem once more. For caches in fp8, whose codes
+// of 0xFF are NaN.
+template <class Run>
+void hide_nan(DecodeCase& problem, const std::string& text, Run run) {
+  const DecodeShape& s = problem.shape;
+  if (!s.causal || s.layer < 0 || s.layer >= s.layers) return;
+  const std::vector<unsigned char> out = problem.out.bytes;
+  for (int b = 0; b < s.batch(); ++b) {
+    const int64_t queries = s.ragged ? s.q_lens[b] : s.max_q_len, first = s.ragged ? problem.cu_q_lens[b] : b * queries;
+    const int64_t slot = s.kv_lens[b] > queries ? problem.slot_of(b, s.kv_lens[b] - 1) : -1;
+    if (slot < 0 || queries == 0) continue;
+    const int64_t token = int64_t{s.layer} * problem.pages * s.page_size + slot;
+    unsigned char* const poisoned = s.ds_mla && b % 2 == 0
+                                        ? problem.cache.bytes.data() + token * kDsMlaBytes + kLatent + b % 4 * 4
+                                        : problem.cache.bytes.data() + token * (s.ds_mla ? kDsMlaBytes : kWidth);
+    unsigned char kept[4];
+    std::memcpy(kept, poisoned, sizeof(kept));
+    std::memset(poisoned, 0xFF, sizeof(kept));
+    run();
+    const int64_t row_bytes = int64_t{s.heads} * kLatent * 2, seen = (first + queries - 1) * row_bytes;
+    const auto& now = problem.out.bytes;
+    const bool same = std::equal(out.begin(), out.begin() + seen, now.begin()) &&
+                      std::equal(out.begin() + seen + row_bytes, out.end(), now.begin() + seen + row_bytes);
+    report.expect(same, "NaN leaks: " + text);
+    bool shows = true;
+    for (int64_t i = 0; i < s.heads * kLatent; ++i) shows = shows && std::isnan(problem.out.at(seen / 2 + i));
+    report.expect(shows, "NaN is lost: " + text);
+    std::memcpy(poisoned, kept, sizeof(kept));
+    break;
+  }
+}
+
 // Whatever a plan holds, accesses stay in the arrays. (A run ends, and AddressSanitizer would see an access outside.)
 inline void spoil(DecodeCase& problem, Random& random) {
   const bool wide = pick(random, 0, 1) == 1;

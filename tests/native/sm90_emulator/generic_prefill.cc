@@ -5,7 +5,7 @@
 #include "kernels/prefill/generic/kernel.cuh"
 // The kernel's headers come first, so that they find the emulator's vocabulary.
 #include "kernels/prefill/generic/limits.h"
-#include "tests/native/sm90_emulator/prefill_cases.h"
+#include "tests/native/prefill_cases.h"
 
 namespace mla::generic_prefill {
 alignas(1024) unsigned char shared_base[emulator::kSharedBytes];
@@ -36,7 +36,8 @@ void run(const PrefillParams& p, Random&) {
 int main(int argc, char** argv) {
   const int cases = argc > 1 ? std::atoi(argv[1]) : 40;
   const int seed = argc > 2 ? std::atoi(argv[2]) : 1;
-  mla::test::PrefillCases{"the generic prefill kernel, emulated", mla::test::run, /*any_scale=*/true}.run_all(cases,
-                                                                                                              seed);
+  mla::emulator::machine.random.seed(static_cast<uint32_t>(seed));
+  const mla::test::PrefillCases all{"the generic prefill kernel, emulated", mla::test::run, /*any_scale=*/true};
+  all.run_all(cases, seed);
   return mla::test::report.clean() ? 0 : 1;
 }

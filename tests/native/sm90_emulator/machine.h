@@ -400,6 +400,10 @@ inline uint32_t __reduce_max_sync(uint32_t mask, uint32_t value) {
 
 inline bool __any_sync(uint32_t mask, bool bit) { return __ballot_sync(mask, bit) != 0; }
 
+inline float __fdividef(float a, float b) { return a / b; }
+
+inline int __popc(uint32_t value) { return __builtin_popcount(value); }
+
 inline int __clz(int value) { return __builtin_clz(static_cast<unsigned>(value)); }
 
 inline void __syncwarp() {

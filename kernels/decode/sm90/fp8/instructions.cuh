@@ -38,11 +38,10 @@ __device__ __forceinline__ uint32_t f16_from_e4m3_high(uint32_t bytes) {
 // Bytes 0, 2, 1, 3: of two pairs side by side, the first and the second elements.
 __device__ __forceinline__ uint32_t unzip_bytes(uint32_t bytes) { return __byte_perm(bytes, 0, 0x3120); }
 
-// d = a * b + (accumulate ? d : 0): wgmma.m64nNk16 of fp16 with fp32 sums, N = 2 * kSums. Lane 4 * g + t of warp w
-// brings of A the rows 16w + g (a[0], a[2]) and 16w + g + 8 (a[1], a[3]), columns 2t, 2t + 1 (a[0], a[1]) and
-// 2t + 8, 2t + 9 (a[2], a[3]); it must not touch them until the product is waited for. B as kernels/cuda/wgmma.cuh
-// says.
-template <int kSums>
+// d = a * b + (accumulate ? d : 0): wgmma.m64nNk16 of fp16 or bf16 with fp32 sums, N = 2 * kSums. Lane 4 * g + t of
+// warp w brings of A the rows 16w + g (a[0], a[2]) and 16w + g + 8 (a[1], a[3]), columns 2t, 2t + 1 (a[0], a[1]) and 2t
+// + 8, 2t + 9 (a[2], a[3]); it must not touch them until the product is waited for. B as kernels/cuda/wgmma.cuh says.
+template <class Element, int kSums>
 struct RegisterWgmma;
 
 #define MLA_SUMS_4 "%0, %1, %2, %3"
@@ -65,22 +64,26 @@ struct RegisterWgmma;
 #define MLA_D_32 MLA_D_28, MLA_FOUR(28)
 
 // A, B, ACCUMULATE: the numbers of the operands behind the sums.
-#define MLA_REGISTER_WGMMA(N, SUMS, A, B, ACCUMULATE)                                                   \
-  template <>                                                                                           \
-  struct RegisterWgmma<SUMS> {                                                                          \
-    static __device__ __forceinline__ void run(float (&d)[SUMS], const uint32_t (&a)[4], uint64_t b,    \
-                                               bool accumulate) {                                       \
-      asm volatile(                                                                                     \
-          "{\n"                                                                                         \
-          ".reg .pred p;\n"                                                                             \
-          "setp.ne.b32 p, " ACCUMULATE                                                                  \
-          ", 0;\n"                                                                                      \
-          "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" MLA_SUMS_##SUMS "}, {" A "}, " B   \
-                                                                                     ", p, 1, 1, 0;\n"  \
-                                                                                     "}\n"              \
-          : MLA_D_##SUMS                                                                                \
-          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int32_t>(accumulate))); \
-    }                                                                                                   \
+#define MLA_REGISTER_WGMMA(N, SUMS, A, B, ACCUMULATE)                 \
+  MLA_REGISTER_WGMMA_OF(__half, "f16.f16", N, SUMS, A, B, ACCUMULATE) \
+  MLA_REGISTER_WGMMA_OF(__nv_bfloat16, "bf16.bf16", N, SUMS, A, B, ACCUMULATE)
+
+#define MLA_REGISTER_WGMMA_OF(ELEMENT, TYPES, N, SUMS, A, B, ACCUMULATE)                                 \
+  template <>                                                                                            \
+  struct RegisterWgmma<ELEMENT, SUMS> {                                                                  \
+    static __device__ __forceinline__ void run(float (&d)[SUMS], const uint32_t (&a)[4], uint64_t b,     \
+                                               bool accumulate) {                                        \
+      asm volatile(                                                                                      \
+          "{\n"                                                                                          \
+          ".reg .pred p;\n"                                                                              \
+          "setp.ne.b32 p, " ACCUMULATE                                                                   \
+          ", 0;\n"                                                                                       \
+          "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPES " {" MLA_SUMS_##SUMS "}, {" A "}, " B  \
+                                                                                       ", p, 1, 1, 0;\n" \
+                                                                                       "}\n"             \
+          : MLA_D_##SUMS                                                                                 \
+          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int32_t>(accumulate)));  \
+    }                                                                                                    \
   };
 
 MLA_REGISTER_WGMMA(8, 4, "%4, %5, %6, %7", "%8", "%9")
@@ -93,6 +96,7 @@ MLA_REGISTER_WGMMA(56, 28, "%28, %29, %30, %31", "%32", "%33")
 MLA_REGISTER_WGMMA(64, 32, "%32, %33, %34, %35", "%36", "%37")
 
 #undef MLA_REGISTER_WGMMA
+#undef MLA_REGISTER_WGMMA_OF
 #undef MLA_D_32
 #undef MLA_D_28
 #undef MLA_D_24
@@ -111,9 +115,9 @@ MLA_REGISTER_WGMMA(64, 32, "%32, %33, %34, %35", "%36", "%37")
 #undef MLA_SUMS_8
 #undef MLA_SUMS_4
 
-template <int kSums>
+template <class Element = __half, int kSums>
 __device__ __forceinline__ void register_wgmma(float (&d)[kSums], const uint32_t (&a)[4], uint32_t b, bool accumulate) {
-  RegisterWgmma<kSums>::run(d, a, matrix_descriptor(b), accumulate);
+  RegisterWgmma<Element, kSums>::run(d, a, matrix_descriptor(b), accumulate);
 }
 
 }  // namespace mla::ptx

@@ -69,11 +69,11 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   } else if (warp >= Shape::kScoreWarps) {
     ptx::change_registers<Shape::kLaunchRegisters, Shape::kOutputRegisters>();
     ptx::barrier_sync(kStartBarrier, Shape::kThreads);
-    accumulate_tiles<Shape>(p, base, control);
+    accumulate_tiles<Shape, Values>(p, base, control);
   } else {
     ptx::change_registers<Shape::kLaunchRegisters, Shape::kScoreRegisters>();
     ptx::barrier_sync(kStartBarrier, Shape::kThreads);
-    score_tiles<Shape>(p, layer, base, shared_base + Shape::kQueryOffset, control);
+    score_tiles<Shape, KeyLines>(p, layer, base, shared_base + Shape::kQueryOffset, control);
   }
 }
 

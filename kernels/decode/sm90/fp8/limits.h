@@ -15,7 +15,7 @@ inline bool takes(const DecodeParams& p) {
   for (int32_t n : kTileSizes) rows = rows || n == p.plan.tile_rows;
   for (const Range& range : kPageSizes) page_size = page_size || contains(range, p.page_size);
   const bool queries = p.q_dtype == DType::kBF16 || p.q_dtype == DType::kF16 || p.q_dtype == DType::kE4M3FN;
-  return rows && page_size && queries && p.cache_dtype == DType::kE4M3FN;
+  return rows && page_size && queries && p.cache_dtype == DType::kE4M3FN && !p.ds_mla;
 }
 
 }  // namespace mla::sm90::fp8

@@ -20,25 +20,33 @@ namespace mla::sm90::fp8 {
 template <class Shape>
 using Output = float[kGroupChunks][Shape::kRows / 2];
 
-// This lane's line of a slot: of the token it addresses, the sixteen columns of its warp in the group's first chunk.
-// The group's next chunk is one chunk of 128 columns on.
-__device__ __forceinline__ uint32_t value_line(int group, int warp) {
-  const int lane = threadIdx.x % 32, line = lane % 8, unit = kGroupWarps * group + warp;
-  return lane / 8 * kLatentGroupBytes + line * kLineBytes + ((unit ^ line) << 4);
-}
-
-// Bytes of 32 tokens at 16 columns a warp, and more tokens; `load` counts them through the tokens of the group's first
-// chunk, then of its second, and so on.
 constexpr int kChunkLoads = kBlockTokens / 32;
 
-template <int kLoads>
+struct Values {
+  // This lane's line of a slot: of the token it addresses, the sixteen columns of its warp in the group's first chunk.
+  // The group's next chunk is one chunk of 128 columns on.
+  static __device__ __forceinline__ uint32_t line(int group, int warp) {
+    const int lane = threadIdx.x % 32, line = lane % 8, unit = kGroupWarps * group + warp;
+    return lane / 8 * kLatentGroupBytes + line * kLineBytes + ((unit ^ line) << 4);
+  }
+
+  // From there, by 32 tokens at a time through the tokens of the group's first chunk, then of its second, and so on.
+  static __host__ __device__ constexpr int offset(int load) {
+    return load / kChunkLoads * kChunkBytes + load % kChunkLoads * 4 * kLatentGroupBytes;
+  }
+
+  // From the weights for the first of the group's chunks to those for its `chunk`-th.
+  static __host__ __device__ constexpr int weight_offset(int /*chunk*/) { return 0; }
+
+  // Whether tokens that some row must not see are cleared here: docs/hopper.md, "Masks".
+  static constexpr bool kClears = true;
+};
+
+// Bytes of 32 tokens at 16 columns a warp, and more tokens.
+template <class Values, int kLoads>
 __device__ __forceinline__ void load_value_bytes(uint32_t line, int first, uint32_t (&bytes)[kLoads][4]) {
 #pragma unroll
-  for (int i = 0; i < kLoads; ++i) {
-    const int load = first + i;
-    ptx::ldmatrix_x4_trans(bytes[i],
-                           line + load / kChunkLoads * kChunkBytes + load % kChunkLoads * 4 * kLatentGroupBytes);
-  }
+  for (int i = 0; i < kLoads; ++i) ptx::ldmatrix_x4_trans(bytes[i], line + Values::offset(first + i));
 }
 
 template <int kLoads>
@@ -120,13 +128,14 @@ __device__ __forceinline__ void store_output(Target* target, int32_t rows, const
   }
 }
 
-template <class Shape>
-__device__ __forceinline__ void store_tile(const DecodeParams& p, const Control<Shape>& control, int group, int warp,
+template <class Shape, class Params>
+__device__ __forceinline__ void store_tile(const Params& p, const Control<Shape>& control, int group, int warp,
                                            const Output<Shape>& out) {
   const int32_t rows = control.finished.rows, partial = control.finished.partial;
   if (partial >= 0) {
-    store_output<float, Shape>(p.partial_out + int64_t{partial} * Shape::kRows * kLatent, rows, control.inverse, group,
-                               warp, out);
+    store_output<float, Shape>(
+        p.partial_out + partial_row(p, partial, control.finished.first_row, Shape::kRows) * kLatent, rows,
+        control.inverse, group, warp, out);
   } else if (p.out_dtype == DType::kF16) {
     store_output<__half, Shape>(static_cast<__half*>(p.out) + control.finished.first_row * kLatent, rows,
                                 control.inverse, group, warp, out);
@@ -136,8 +145,9 @@ __device__ __forceinline__ void store_tile(const DecodeParams& p, const Control<
   }
 }
 
-template <class Shape>
-__device__ __forceinline__ void accumulate_tiles(const DecodeParams& p, uint32_t base, Control<Shape>& control) {
+// `Values`: how a warp reads a block, and which weights belong to which of its columns.
+template <class Shape, class Values, class Params>
+__device__ __forceinline__ void accumulate_tiles(const Params& p, uint32_t base, Control<Shape>& control) {
   const int thread = threadIdx.x - Shape::kScoreThreads;
   const int group = __shfl_sync(0xFFFFFFFF, thread / kGroupThreads, 0);
   const int warp = __shfl_sync(0xFFFFFFFF, thread / 32 % kGroupWarps, 0);  // of the group
@@ -145,7 +155,7 @@ __device__ __forceinline__ void accumulate_tiles(const DecodeParams& p, uint32_t
   const uint32_t weights_full = ptx::shared_address(control.weights_full);
   const uint32_t weights_empty = ptx::shared_address(control.weights_empty);
   const uint32_t all_weights = ptx::matrix_operand(base + Shape::kWeightOffset);
-  const uint32_t line = value_line(group, warp);
+  const uint32_t line = Values::line(group, warp);
   Ring<Shape> position;
   uint32_t weights_parity = 0;  // of each buffer's next use, a bit each
   uint32_t item_parity = 0;
@@ -156,8 +166,8 @@ __device__ __forceinline__ void accumulate_tiles(const DecodeParams& p, uint32_t
     ptx::mbarrier_wait(full + position.slot * 8, position.parity);
     const BlockInfo info = uniform(control.blocks[position.slot]);
     if (info.flags & kStop) break;
-    const uint32_t slot = base + position.slot * kSlotBytes;
-    if (info.visible < kBlockTokens) {
+    const uint32_t slot = base + position.slot * Shape::kSlotBytes;
+    if (Values::kClears && info.visible < kBlockTokens) {
       // Not before the scores are made of what is cleared.
       ptx::mbarrier_wait(weights_full + buffer * 8, weights_parity >> buffer & 1);
       clear_values(slot, info, group);
@@ -169,7 +179,7 @@ __device__ __forceinline__ void accumulate_tiles(const DecodeParams& p, uint32_t
     constexpr int kSteps = kGroupChunks * kChunkProducts / Shape::kProducts;
     constexpr int kLoads = Shape::kLoads, kBuffers = Shape::kOutputBuffers;
     uint32_t bytes[kLoads][4], fragments[kBuffers][Shape::kProducts][4];
-    load_value_bytes(slot + line, 0, bytes);
+    load_value_bytes<Values>(slot + line, 0, bytes);
     expand_values(bytes, fragments[0]);
     ptx::mbarrier_wait(weights_full + buffer * 8, weights_parity >> buffer & 1);
     weights_parity ^= 1u << buffer;
@@ -177,13 +187,14 @@ __device__ __forceinline__ void accumulate_tiles(const DecodeParams& p, uint32_t
     const uint32_t weights = all_weights + buffer * Shape::kWeightBytes / 16;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      if (step + 1 < kSteps) load_value_bytes(slot + line, (step + 1) * kLoads, bytes);
+      if (step + 1 < kSteps) load_value_bytes<Values>(slot + line, (step + 1) * kLoads, bytes);
       ptx::wgmma_fence();
 #pragma unroll
       for (int i = 0; i < Shape::kProducts; ++i) {
         const int product = step * Shape::kProducts + i;
-        ptx::register_wgmma(out[product / kChunkProducts], fragments[step % kBuffers][i],
-                            weights + product % kChunkProducts * 32 / 16, true);
+        ptx::register_wgmma(
+            out[product / kChunkProducts], fragments[step % kBuffers][i],
+            weights + (Values::weight_offset(product / kChunkProducts) + product % kChunkProducts * 32) / 16, true);
       }
       ptx::wgmma_commit();
       if (step + 1 < kSteps) {

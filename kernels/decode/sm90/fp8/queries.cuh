@@ -78,6 +78,23 @@ struct Piece {
       *reinterpret_cast<uint4*>(line + (((unit + i) ^ (row % 8)) << 4)) = {pairs[0], pairs[1], pairs[2], pairs[3]};
     }
   }
+
+  // This lane's piece of the rope part, in the order of its columns.
+  template <class Shape>
+  __device__ __forceinline__ void store_in_order(unsigned char* queries, int row, float multiplier) const {
+    unsigned char* line = queries + kLatent / kProductColumns * Shape::kQueryChunkBytes + row * kLineBytes;
+    const int unit = threadIdx.x % 32 * 2;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      uint32_t pairs[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float2 values = pair(4 * i + j);
+        pairs[j] = pack<typename Shape::RopeElement>(values.x * multiplier, values.y * multiplier);
+      }
+      *reinterpret_cast<uint4*>(line + (((unit + i) ^ (row % 8)) << 4)) = {pairs[0], pairs[1], pairs[2], pairs[3]};
+    }
+  }
 };
 
 // By what a row is multiplied, and what takes that back.
@@ -102,9 +119,9 @@ __device__ __forceinline__ RowScale scale_of_row(const Piece<Element>& latent, c
 
 // All score warps, a row at a time each. Rows behind the tile's are zeros; rows with an infinity or a NaN become NaN
 // whole. `scale` takes a product of a query and a stored key to a score in base 2.
-template <class Element, class Shape>
-__device__ __forceinline__ void convert_queries(const DecodeParams& p, const Tile& tile, float scale,
-                                                unsigned char* queries, Control<Shape>& control) {
+template <class Element, class Shape, class Params>
+__device__ __forceinline__ void convert_queries(const Params& p, const Tile& tile, float scale, unsigned char* queries,
+                                                Control<Shape>& control) {
   constexpr int kWarpRows = (Shape::kRows + Shape::kScoreWarps - 1) / Shape::kScoreWarps;
   constexpr int kMost = Shape::kRows <= 24 ? 3 : 2;
   constexpr int kBatch = kWarpRows < kMost ? kWarpRows : kMost;  // rows on their way at once
@@ -129,7 +146,11 @@ __device__ __forceinline__ void convert_queries(const DecodeParams& p, const Til
       if (row >= Shape::kRows) break;
       const RowScale row_scale = scale_of_row(latent[i], rope[i]);
       latent[i].template store<Shape>(queries, row, lane * kPieceColumns, row_scale.multiplier);
-      if (has_rope) rope[i].template store<Shape>(queries, row, kLatent + lane * kPieceColumns, row_scale.multiplier);
+      if constexpr (std::is_same_v<typename Shape::RopeElement, __half>) {
+        if (has_rope) rope[i].template store<Shape>(queries, row, kLatent + lane * kPieceColumns, row_scale.multiplier);
+      } else {
+        if (has_rope) rope[i].template store_in_order<Shape>(queries, row, row_scale.multiplier);
+      }
       if (lane == 0) control.factor[row] = scale * row_scale.inverse;
     }
   }
@@ -137,8 +158,8 @@ __device__ __forceinline__ void convert_queries(const DecodeParams& p, const Til
 }
 
 // All score warps, when they are done with the item before; a barrier among them has to follow.
-template <class Shape>
-__device__ __forceinline__ void take_queries(const DecodeParams& p, int32_t layer, unsigned char* queries,
+template <class Shape, class Params>
+__device__ __forceinline__ void take_queries(const Params& p, int32_t layer, unsigned char* queries,
                                              Control<Shape>& control) {
   const Tile tile = control.tile;
   const float k_scale = p.k_scale == nullptr ? 1.0f : p.k_scale[p.k_scales > 1 ? layer : 0];

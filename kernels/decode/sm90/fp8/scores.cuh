@@ -32,7 +32,9 @@ constexpr float kWeightExponent = 7;
 
 // Where this lane's rows of the left operand lie in a slot: lanes 0-15 address the warp's tokens at 16 columns, lanes
 // 16-31 at the next 16. 32 columns on is bit 5 flipped, four times in a line.
+struct NoScales;
 struct KeyLines {
+  using Scales = NoScales;
   uint32_t latent, rope;
 
   __device__ __forceinline__ explicit KeyLines(int warp) {
@@ -68,11 +70,17 @@ __device__ __forceinline__ void expand_keys(const uint32_t (&bytes)[kLoads][4], 
   }
 }
 
+// What a token's scale has to do with its weights: nothing here.
+struct NoScales {
+  template <class Shape>
+  __device__ __forceinline__ void lift(Scores<Shape>&) const {}
+};
+
 // The products of a block with the queries; its slot is given back on the way. The next bytes are fetched, and become
 // operands, while the products before them run.
 template <class Shape>
 __device__ __forceinline__ void score_block(const KeyLines& lines, uint32_t slot, uint32_t empty, uint32_t queries,
-                                            Scores<Shape>& score) {
+                                            NoScales&, Scores<Shape>& score) {
   constexpr int kSteps = kWidth / kProductDepth / Shape::kProducts;
   constexpr int kLoads = Shape::kLoads, kBuffers = Shape::kScoreBuffers;
   uint32_t bytes[kLoads][4], fragments[kBuffers][Shape::kProducts][4];
@@ -184,8 +192,8 @@ __device__ __forceinline__ void move_references(const Scores<Shape>& score, int 
 
 // P^T of the block, a line of 64 tokens for each row, as the right operand of the output's product.
 template <class Shape>
-__device__ __forceinline__ void write_weights(const Scores<Shape>& score, const float* references, int warp,
-                                              uint32_t weights, PerRow<Shape>& sum) {
+__device__ __forceinline__ void write_weights(const Scores<Shape>& score, const NoScales&, const float* references,
+                                              int warp, uint32_t weights, PerRow<Shape>& sum) {
   const int lane = threadIdx.x % 32;
   // stmatrix: lanes 0-7 address the rows' first eight tokens of this warp, lanes 8-15 the next eight.
   const int line = lane % 8, unit = 2 * warp + lane / 8 % 2;
@@ -205,8 +213,8 @@ __device__ __forceinline__ void write_weights(const Scores<Shape>& score, const 
 }
 
 // The item's end: the sums over all tokens, lse to where it belongs, and the normalisation for the output warps.
-template <class Shape>
-__device__ __forceinline__ void finish_tile(const DecodeParams& p, int group, uint32_t parity, const PerRow<Shape>& sum,
+template <class Shape, class Params>
+__device__ __forceinline__ void finish_tile(const Params& p, int group, uint32_t parity, const PerRow<Shape>& sum,
                                             Control<Shape>& control) {
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, row = threadIdx.x;
 #pragma unroll
@@ -231,17 +239,19 @@ __device__ __forceinline__ void finish_tile(const DecodeParams& p, int group, ui
     control.inverse[row] = empty ? 0 : control.k_scale / total;
     if (row < tile.rows) {
       const bool direct = tile.partial < 0;
-      const int64_t first_row = direct ? tile.first_row : int64_t{tile.partial} * Shape::kRows;
+      const int64_t first_row = direct ? tile.first_row : partial_row(p, tile.partial, tile.first_row, Shape::kRows);
       (direct ? p.lse : p.partial_lse)[first_row + row] =
           empty ? -INFINITY : control.reference[row] * kLn2 + logf(total);
+      if (!empty && direct) add_sink(p, tile, row, total, control.reference[row], control.inverse[row]);
     }
   }
   ptx::mbarrier_arrive_warp(ptx::shared_address(&control.sums_full));
   ptx::mbarrier_arrive_warp(ptx::shared_address(&control.tile_empty));
 }
 
-template <class Shape>
-__device__ __forceinline__ void score_tiles(const DecodeParams& p, int32_t layer, uint32_t base,
+// `Keys`: how a warp reads a block, and with it what a token's scale is.
+template <class Shape, class Keys, class Params>
+__device__ __forceinline__ void score_tiles(const Params& p, int32_t layer, uint32_t base,
                                             unsigned char* queries_pointer, Control<Shape>& control) {
   constexpr bool kTwoGroups = Shape::kScoreGroups == 2;
   const int thread = threadIdx.x;
@@ -251,7 +261,7 @@ __device__ __forceinline__ void score_tiles(const DecodeParams& p, int32_t layer
   const uint32_t weights_full = ptx::shared_address(control.weights_full);
   const uint32_t weights_empty = ptx::shared_address(control.weights_empty);
   const uint32_t queries = ptx::matrix_operand(base + Shape::kQueryOffset);
-  const KeyLines lines(warp);
+  const Keys keys(warp);
   Ring<Shape> position;         // of the item's next block, whoever's it is
   uint32_t weights_parity = 0;  // of each buffer's next use, a bit each
   uint32_t item_parity = 0;
@@ -272,8 +282,11 @@ __device__ __forceinline__ void score_tiles(const DecodeParams& p, int32_t layer
       Scores<Shape> score;
       ptx::mbarrier_wait(full + position.slot * 8, position.parity);
       const uint32_t valid_groups = control.blocks[position.slot].flags & kAllGroups;
-      score_block<Shape>(lines, base + position.slot * kSlotBytes, empty + position.slot * 8, queries, score);
+      typename Keys::Scales scales;
+      score_block<Shape>(keys, base + position.slot * Shape::kSlotBytes, empty + position.slot * 8, queries, scales,
+                         score);
       scale_products<Shape>(control.factor, score);
+      scales.template lift<Shape>(score);
       if (valid_groups != kAllGroups || visible_to_all - first_token < kBlockTokens) {
         mask_scores<Shape>(control.visible_end, first_token, valid_groups, warp, score);
       }
@@ -293,8 +306,8 @@ __device__ __forceinline__ void score_tiles(const DecodeParams& p, int32_t layer
         rescale_sums<Shape>(control.rescale[buffer], sum);
       }
       if (thread % kGroupThreads == 0) control.rescaled[buffer] = moved && block > 0;
-      write_weights<Shape>(score, control.reference, warp, base + Shape::kWeightOffset + buffer * Shape::kWeightBytes,
-                           sum);
+      write_weights<Shape>(score, scales, control.reference, warp,
+                           base + Shape::kWeightOffset + buffer * Shape::kWeightBytes, sum);
       // Not before the weights are made: the next block may move the references that they are relative to.
       if (kTwoGroups && block + 1 < blocks) ptx::barrier_arrive(kTurnBarrier + (group ^ 1), 2 * kGroupThreads);
       ptx::fence_async_proxy();

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cuda.h>
+#include <cuda_fp16.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -109,6 +110,8 @@ struct Shape {
   static constexpr int kScoreBuffers = 2;
   static constexpr int kOutputBuffers = kRows == 48 ? 1 : 2;
 
+  static constexpr int kSlotBytes = fp8::kSlotBytes;
+  using RopeElement = __half;  // that the products of the rope keys multiply
   static constexpr int kQueryChunkBytes = kRows * kLineBytes;
   static constexpr int kQueryBytes = kQueryChunks * kQueryChunkBytes;
   static constexpr int kWeightBytes = kRows * kLineBytes;  // of a block

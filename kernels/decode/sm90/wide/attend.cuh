@@ -90,8 +90,8 @@ __device__ __forceinline__ void agree(const Round& round, int group, int warp, i
   }
 }
 
-template <class Element>
-__device__ __forceinline__ void attend_tiles(const DecodeParams& p, uint32_t blocks_address, uint32_t queries_address,
+template <class Element, class Params>
+__device__ __forceinline__ void attend_tiles(const Params& p, uint32_t blocks_address, uint32_t queries_address,
                                              Control& control) {
   const int lane = threadIdx.x % 32, thread = threadIdx.x % kGroupThreads;
   const int warp = __shfl_sync(0xFFFFFFFF, thread / 32, 0);

@@ -6,6 +6,7 @@
 #include "kernels/cuda/lanes.cuh"
 #include "kernels/decode/sm90/wide/shape.h"
 #include "kernels/decode/sm90/wide/weights.cuh"
+#include "kernels/decode/work.cuh"
 
 namespace mla::sm90::wide {
 
@@ -55,9 +56,9 @@ __device__ __forceinline__ void store_partial_row(float* target, int e, float in
 }
 
 // By both groups.
-template <class Element>
-__device__ __forceinline__ void finish_tile(const DecodeParams& p, const Tile& tile, int group, int row,
-                                            const Rows& rows, const Output& out, Control& control) {
+template <class Element, class Params>
+__device__ __forceinline__ void finish_tile(const Params& p, const Tile& tile, int group, int row, const Rows& rows,
+                                            const Output& out, Control& control) {
   const int t = threadIdx.x % 4;
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
@@ -66,17 +67,18 @@ __device__ __forceinline__ void finish_tile(const DecodeParams& p, const Tile& t
   }
   ptx::barrier_sync(kItemBarrier, kAttendThreads);
   const bool direct = tile.partial < 0;
-  const int64_t first_row = direct ? tile.first_row : int64_t{tile.partial} * kRows;
+  const int64_t first_row = direct ? tile.first_row : partial_row(p, tile.partial, tile.first_row, kRows);
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
     const int tile_row = row + 8 * e;
     const bool exists = tile_row < tile.rows;
     const float sum = control.sums[0][tile_row] + control.sums[1][tile_row];
     const bool empty = sum == 0;  // no key was visible: what has the maximum weighs a half or more
-    const float inverse = empty ? 0 : 1 / sum;
+    float inverse = empty ? 0 : 1 / sum;
     if (exists && group == 0 && t == 0) {
       (direct ? p.lse : p.partial_lse)[first_row + tile_row] = empty ? -INFINITY : rows.reference[e] * kLn2 + logf(sum);
     }
+    if (exists && !empty && direct) add_sink(p, tile, tile_row, sum, rows.reference[e], inverse);
     const int64_t start = (first_row + tile_row) * kLatent + group * kGroupColumns;
     if (direct) {
       store_row(static_cast<Element*>(p.out) + start, exists, e, inverse, out);

@@ -11,10 +11,10 @@
 
 namespace mla::sm90::wide {
 
-// By one thread.
-__device__ __forceinline__ void init_barriers(Control& control) {
+// By one thread. `full_arrivals`: for a slot.
+__device__ __forceinline__ void init_barriers(Control& control, uint32_t full_arrivals = 1) {
   for (int i = 0; i < kSlots; ++i) {
-    ptx::mbarrier_init(ptx::shared_address(&control.full[i]), 1);
+    ptx::mbarrier_init(ptx::shared_address(&control.full[i]), full_arrivals);
     ptx::mbarrier_init(ptx::shared_address(&control.empty[i]), kAttendWarps * ptx::kWarpArrivals);
   }
   // The queries, and what they are.
@@ -42,7 +42,7 @@ __device__ __forceinline__ void run(const DecodeParams& p, const TensorMaps& map
   ptx::change_registers<kLaunchRegisters, kLoadRegisters>();
   if (warp != kKeyWarp) {
     ptx::barrier_sync(kStartBarrier, kThreads);
-    if (warp == kQueryWarp) load_queries<Shape>(p, maps, queries, control);
+    if (warp == kQueryWarp) load_queries<Shape, Items>(p, maps, queries, control);
     return;
   }
   // The warp that makes the barriers does not wait for the others, and so the first keys are on their way early. A

@@ -42,6 +42,9 @@ inline void wgmma_commit() {
   machine.thread().open.clear();
 }
 
+template <int kSums>
+void hold(float (&)[kSums]) {}
+
 template <int kPending>
 void wgmma_wait() {
   auto& groups = machine.thread().groups;

@@ -17,9 +17,6 @@ inline void ldmatrix_x4(uint32_t shared, uint32_t (&matrices)[4]) {
   machine.meet([](auto&) {});
 }
 
-template <int kSums>
-void hold(float (&)[kSums]) {}
-
 // Where the four lanes of this lane's rows keep their part of A.
 inline std::array<const uint32_t*, 4> row_registers(const uint32_t* own) {
   const auto address = reinterpret_cast<uintptr_t>(own);

@@ -34,7 +34,7 @@ inline uint32_t unzip_bytes(uint32_t b) { return (b & 0xFF0000FF) | (b & 0xFF00)
 
 // The fragments are read when the product is waited for, where they lie in the threads: one that is overwritten too
 // early shows.
-template <int kSums>
+template <class Element = __half, int kSums>
 void register_wgmma(float (&sums)[kSums], const uint32_t (&a)[4], uint32_t b, bool accumulate) {
   constexpr int kDepth = 16, kGroups = kSums / 4;
   machine.thread().fragment = a;
@@ -49,7 +49,7 @@ void register_wgmma(float (&sums)[kSums], const uint32_t (&a)[4], uint32_t b, bo
       for (int k = 0; k < kDepth; ++k) {
         const uint32_t pair = quad[k % 8 / 2][k / 8 * 2 + half];
         const auto bits = static_cast<uint16_t>(k % 2 == 0 ? pair : pair >> 16);
-        __half value;
+        Element value;
         std::memcpy(static_cast<void*>(&value), &bits, sizeof(value));
         rows[half][k] = to_float(value);
       }
@@ -58,7 +58,7 @@ void register_wgmma(float (&sums)[kSums], const uint32_t (&a)[4], uint32_t b, bo
       for (int e = 0; e < 2; ++e) {
         float sum[2] = {0, 0};
         for (int k = 0; k < kDepth; ++k) {
-          const float value = right.at<__half>(j * 8 + 2 * t + e, k);
+          const float value = right.at<Element>(j * 8 + 2 * t + e, k);
           sum[0] += rows[0][k] * value;
           sum[1] += rows[1][k] * value;
         }

@@ -1,8 +1,7 @@
-// Random prefill problems for an emulated kernel, against float64.
+// Random prefill problems for a kernel, against float64.
 #pragma once
 
 #include "tests/native/prefill_case.h"
-#include "tests/native/sm90_emulator/machine.h"
 
 namespace mla::test {
 
@@ -58,9 +57,15 @@ struct PrefillCases {
     run(problem.params(), random);
   }
 
+  void check(PrefillCase& problem, Random& random, double* worst) const {
+    problem.prepare(random);
+    run(problem.params(), random);
+    const std::string wrong = problem.compare(problem.out_tolerance(), problem.lse_tolerance(), worst);
+    report.expect(wrong.empty(), wrong + " [" + problem.shape.text() + "]");
+  }
+
   void run_all(int cases, int seed) const {
     Random random(static_cast<uint32_t>(seed));
-    emulator::machine.random.seed(static_cast<uint32_t>(seed));
     double worst = 0;
     for (int i = 0; i < cases; ++i) {
       PrefillCase problem(random_shape(random, types), random);
@@ -73,10 +78,7 @@ struct PrefillCases {
         problem.k_scale = choose(random, {1.0f, 0.7f});
         if (is_fp8(problem.shape.value_type)) problem.v_scale = choose(random, {1.0f, 3.0f, -0.5f});
       }
-      problem.prepare(random);
-      run(problem.params(), random);
-      const std::string wrong = problem.compare(problem.out_tolerance(), problem.lse_tolerance(), &worst);
-      report.expect(wrong.empty(), wrong + " [" + problem.shape.text() + "]");
+      check(problem, random, &worst);
       if (pick(random, 0, 3) == 0) run_astray(problem, random);
     }
     char detail[64];

@@ -1,44 +1,40 @@
-// The chosen tokens of one piece of indices, and how a block of them comes into shared memory.
+// How a block of cached tokens comes into shared memory, by the layout of the cache.
 #pragma once
 
-#include "kernels/decode/generic/kernel.cuh"
-#include "kernels/sparse/split.h"
+#include <cstdint>
 
-namespace mla::generic_sparse {
+#include "kernels/cuda/element.cuh"
+#include "kernels/cuda/ptx.cuh"
+#include "kernels/decode/generic/fragments.cuh"
+#include "kernels/decode/generic/shape.h"
 
-// A CTA's place in the grid.
-struct SparseWork {
-  int32_t token, tile, split;
+namespace mla {
 
-  __device__ __forceinline__ explicit SparseWork(const SparseDecodeParams& p) {
-    const int32_t tiles = (p.heads + p.tile_rows - 1) / p.tile_rows;
-    const auto index = static_cast<int32_t>(blockIdx.x);
-    split = index % p.splits;
-    tile = index / p.splits % tiles;
-    token = index / p.splits / tiles;
-  }
-};
-
-// The dense kernel's description of its work: the request is the query token, and keys are counted along its indices.
-__device__ __forceinline__ Tile tile_of(const SparseDecodeParams& p, const SparseWork& work) {
-  Tile tile{};
-  const Piece piece = piece_of(p.topk, p.splits, work.split);
-  tile.request = work.token;
-  tile.request_row = work.tile * p.tile_rows;
-  tile.first_row = int64_t{work.token} * p.heads + tile.request_row;
-  tile.rows = min_of(p.tile_rows, p.heads - tile.request_row);
-  tile.partial = p.splits == 1 ? -1 : work.split;
-  tile.kv_begin = piece.begin;
-  tile.kv_end = piece.end;
-  if (p.topk_lens != nullptr) tile.kv_end = max_of(min_of(piece.end, p.topk_lens[work.token]), piece.begin);
-  return tile;
+// Where registers are short, asked for anew, so that nothing that follows from it is kept through the loop over keys.
+template <class Shape>
+__device__ __forceinline__ int thread_number() {
+  return Shape::kRows < 64 ? static_cast<int>(threadIdx.x) : ptx::thread_index();
 }
 
-// The slot that the i-th index names, or -1.
-__device__ __forceinline__ int32_t slot_at(const SparseDecodeParams& p, const Tile& tile, int64_t i) {
-  if (i >= tile.kv_end) return -1;
-  const int32_t slot = p.indices[int64_t{tile.request} * p.topk + i];
-  return slot < 0 || slot >= p.slots ? -1 : slot;
+// Starts the copy of a block's tokens; masked ones become zeros, so that 0 * NaN never meets the output.
+template <class Shape>
+__device__ __forceinline__ void load_block(const unsigned char* layer, uint32_t block, const int32_t* slots) {
+  constexpr int kLanes = Shape::kCopyLanes;
+  constexpr int kTokensAtOnce = Shape::kThreads / kLanes;
+  const int lane = threadIdx.x % kLanes;
+#pragma unroll
+  for (int first = 0; first < Shape::kTokens; first += kTokensAtOnce) {
+    const int token = first + static_cast<int>(threadIdx.x) / kLanes;
+    if (Shape::kTokens % kTokensAtOnce != 0 && token >= Shape::kTokens) break;
+    const int32_t slot = slots[token];
+    const bool valid = slot >= 0;
+    const unsigned char* source = layer + int64_t{valid ? slot : 0} * Shape::kTokenBytes + lane * 16;
+    const uint32_t target = block + token * Shape::kTokenBytes + ((lane ^ Shape::swizzle(token)) << 4);
+#pragma unroll
+    for (int i = 0; i < Shape::kTokenChunks / kLanes; ++i) {
+      ptx::cp_async_16(target + i * kLanes * 16, source + i * kLanes * 16, valid);
+    }
+  }
 }
 
 // A cache whose elements the fragments read as they lie: the ring holds blocks, and a block is ready when it is here.
@@ -123,4 +119,26 @@ struct Tokens<DsMla, Shape> {
   }
 };
 
-}  // namespace mla::generic_sparse
+// What the tensor cores multiply.
+template <class Cached>
+struct Multiplied {
+  using Type = Cached;
+};
+template <>
+struct Multiplied<DsMla> {
+  using Type = __nv_bfloat16;
+};
+
+// The shape of a tile over this layout.
+template <class Cached, int kTileRows, int kTokens>
+using ShapeOf =
+    DecodeShape<kTileRows, kTokens, sizeof(typename Multiplied<Cached>::Type), std::is_same_v<Cached, DsMla>>;
+
+// A CTA's shared memory.
+template <class Cached, class Shape>
+constexpr size_t shared_bytes(int stages) {
+  return sizeof(SharedMemory<Shape>) + static_cast<size_t>(stages) * Tokens<Cached, Shape>::kStageBytes +
+         Tokens<Cached, Shape>::kOtherBytes;
+}
+
+}  // namespace mla

@@ -1,0 +1,155 @@
+// How the caches' tokens become 16-bit elements in LDS, eight of them by a wave: the loads of 16 bytes a lane that
+// bring them into registers, and what is written to LDS from there.
+#pragma once
+
+#include "kernels/decode/gfx9/shape.h"
+
+namespace mla::gfx9 {
+
+constexpr int kWaveTokens = 8;  // that a wave loads
+constexpr int kScaleGroups = kLatent / kDsMlaGroup;
+
+// Elements as the products take them: one load for the latent columns of each token, one for the rope of all.
+struct PlainFormat {
+  static constexpr bool kScaled = false;
+  static constexpr int kTokenBytes = 2 * kWidth;
+  static constexpr int kLoads = kWaveTokens + 1;
+
+  // The rope's part of lane l: chunk l % 8 of what lies in LDS of token l / 8.
+  template <class Rows>
+  static __device__ __forceinline__ const unsigned char* rope_source(const Rows& rows, int lane) {
+    return rows.of_lane(lane / 8) + 2 * kLatent + (lane % 8 ^ lane / 8) * 16;
+  }
+
+  template <class Rows>
+  static __device__ __forceinline__ U32x4 load(const Rows& rows, int lane, int i) {
+    const unsigned char* source =
+        i < kWaveTokens ? rows.base(i) + (lane * 16 + rows.offset(i)) : rope_source(rows, lane);
+    return *reinterpret_cast<const U32x4*>(source);
+  }
+
+  // `first`: the wave's first token in the block.
+  template <class Shared>
+  static __device__ __forceinline__ void store(Shared&, Block& block, int first, int i, int lane, U32x4 part) {
+    unsigned char* target = i < kWaveTokens ? block.latent[first + i] : block.rope[first];
+    *reinterpret_cast<U32x4*>(target + lane * 16) = part;
+  }
+};
+
+// Two 8-bit codes of the architecture's own type as 16-bit elements, which hold them exactly.
+template <class Element, bool kHigh>
+__device__ __forceinline__ uint32_t unpack_two(uint32_t four) {
+  const F32x2 two = native_e4m3_to_float<kHigh>(four);
+  if constexpr (std::is_same_v<Element, BF16>) {
+    constexpr uint32_t kHighHalves = 0x07060302;
+    return __builtin_amdgcn_perm(bits_as<uint32_t>(static_cast<float>(two.y)),
+                                 bits_as<uint32_t>(static_cast<float>(two.x)), kHighHalves);
+  } else {
+    return bits_as<uint32_t>(__builtin_amdgcn_cvt_pkrtz(two.x, two.y));
+  }
+}
+
+// Sixteen codes to sixteen elements.
+template <class Element>
+__device__ __forceinline__ void store_unpacked(unsigned char* target, U32x4 codes) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const uint32_t left = codes[2 * half], right = codes[2 * half + 1];
+    const U32x4 eight = {unpack_two<Element, false>(left), unpack_two<Element, true>(left),
+                         unpack_two<Element, false>(right), unpack_two<Element, true>(right)};
+    *reinterpret_cast<U32x4*>(target + half * 16) = eight;
+  }
+}
+
+// Latent columns of 8-bit codes: two tokens a load.
+struct CodeLoads {
+  static constexpr int kLoads = kWaveTokens / 2;
+
+  template <class Rows>
+  static __device__ __forceinline__ U32x4 load(const Rows& rows, int lane, int i) {
+    return *reinterpret_cast<const U32x4*>(rows.one_of(2 * i, lane >= 32) + lane % 32 * 16);
+  }
+  static __device__ __forceinline__ unsigned char* target(Block& block, int first, int i, int lane) {
+    return block.latent[first + 2 * i + lane / 32] + lane % 32 * 32;
+  }
+};
+
+// The architecture's own e4m3, one scale for all: four chunks of rope a token, in half of the lanes.
+template <class Element>
+struct CodeFormat {
+  static constexpr bool kScaled = false;
+  static constexpr int kTokenBytes = kWidth;
+  static constexpr int kLoads = CodeLoads::kLoads + 1;
+
+  template <class Rows>
+  static __device__ __forceinline__ U32x4 load(const Rows& rows, int lane, int i) {
+    if (i < CodeLoads::kLoads) return CodeLoads::load(rows, lane, i);
+    return *reinterpret_cast<const U32x4*>(rows.of_lane(lane % 32 / 4) + kLatent + lane % 4 * 16);
+  }
+
+  template <class Shared>
+  static __device__ __forceinline__ void store(Shared&, Block& block, int first, int i, int lane, U32x4 part) {
+    if (i < CodeLoads::kLoads) {
+      store_unpacked<Element>(CodeLoads::target(block, first, i, lane), part);
+      return;
+    }
+    if (lane >= 32) return;
+    U32x4 halves[2];
+    store_unpacked<Element>(reinterpret_cast<unsigned char*>(halves), part);
+    const int token = lane / 4;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int place = Block::rope_place(token, lane % 4 * 2 + half);
+      *reinterpret_cast<U32x4*>(block.rope[first + token] + place) = halves[half];
+    }
+  }
+};
+
+// fp8_ds_mla: OCP e4m3 with a scale for each 128 columns, and bf16 rope. The codes become bf16 without their scales,
+// which go to the scores and the weights. gfx942 reads codes as its own type, whose values are half as large.
+struct DsMlaFormat {
+  static constexpr bool kScaled = true;
+  static constexpr int kTokenBytes = kDsMlaBytes;
+  static constexpr int kRopeLoad = CodeLoads::kLoads, kScaleLoad = kRopeLoad + 1;
+  static constexpr int kLoads = kScaleLoad + 1;
+
+  template <class Rows>
+  static __device__ __forceinline__ U32x4 load(const Rows& rows, int lane, int i) {
+    if (i < CodeLoads::kLoads) return CodeLoads::load(rows, lane, i);
+    const unsigned char* row = rows.of_lane(lane / 8) + kLatent;
+    if (i == kScaleLoad) return *reinterpret_cast<const U32x4*>(row);  // in eight lanes alike
+    return *reinterpret_cast<const U32x4*>(row + kScaleGroups * 4 + (lane % 8 ^ lane / 8) * 16);
+  }
+
+  template <class Shared>
+  static __device__ __forceinline__ void store(Shared& shared, Block& block, int first, int i, int lane, U32x4 part) {
+    if (i < CodeLoads::kLoads) {
+      if constexpr (!kGfx950) {
+#pragma unroll
+        for (int word = 0; word < 4; ++word) part[word] = own_codes(part[word]);
+      }
+      store_unpacked<BF16>(CodeLoads::target(block, first, i, lane), part);
+    } else if (i == kRopeLoad) {
+      *reinterpret_cast<U32x4*>(block.rope[first] + lane * 16) = part;
+    } else if (lane % 8 == 0) {
+#pragma unroll
+      for (int group = 0; group < kScaleGroups; ++group) {
+        const float scale = bits_as<float>(static_cast<uint32_t>(part[group]));
+        shared.key_scales[group][first + lane / 8] = kGfx950 ? scale : 2 * scale;
+      }
+    }
+  }
+
+ private:
+  // Four OCP codes, where gfx942's type differs by more than a factor: -0 is 0, and NaN is 0x80.
+  static __device__ __forceinline__ uint32_t own_codes(uint32_t codes) {
+    constexpr uint32_t kSigns = 0x80808080;
+    const uint32_t magnitudes = codes & ~kSigns;
+    const uint32_t zeros = ~(magnitudes + ~kSigns) & kSigns;
+    const uint32_t nans = (magnitudes + 0x01010101) & kSigns;
+    const uint32_t nan_bytes = nans | (nans - (nans >> 7));
+    return (codes & ~zeros & ~nan_bytes) | nans;
+  }
+};
+
+}  // namespace mla::gfx9

@@ -1,0 +1,15 @@
+// Defines the kernels of one pair of dtypes: mla_decode_<name>_<rows>.
+#pragma once
+
+#include "kernels/decode/gfx9/kernel.h"
+
+#define MLA_DECODE_ROWS(name, rows, Query, Element, Out, Format)                                        \
+  MLA_KERNEL __launch_bounds__(256) MLA_WAVES_A_SIMD(1) mla_decode_##name##_##rows(mla::DecodeParams) { \
+    using namespace mla;                                                                                \
+    using Blocks = gfx9::BlocksOf<gfx9::Format, gfx9::PagedTokens>::Type;                               \
+    gfx9::decode_part<Query, Element, Out, gfx9::Shape<rows>, Blocks>();                                \
+  }
+
+#define MLA_DECODE(name, Query, Element, Out, Format)    \
+  MLA_DECODE_ROWS(name, 32, Query, Element, Out, Format) \
+  MLA_DECODE_ROWS(name, 64, Query, Element, Out, Format)

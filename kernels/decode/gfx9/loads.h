@@ -1,0 +1,177 @@
+// Blocks of tokens on their way from the cache into LDS.
+#pragma once
+
+#include "kernels/decode/gfx9/formats.h"
+#include "kernels/decode/gfx9/tokens.h"
+
+namespace mla::gfx9 {
+
+// What a wave does with its eight tokens once they are in LDS: those that do not exist become zeros, since a weight of
+// 0 would make a NaN of a NaN, and the others learn which they are.
+template <class Shared>
+__device__ __forceinline__ void finish_tokens(Shared& shared, Block& block, uint32_t valid, int wave, int lane) {
+  if (valid != (1u << kWaveTokens) - 1) {
+#pragma unroll 1
+    for (int t = 0; t < kWaveTokens; ++t) {
+      if (valid >> t & 1) continue;
+      const int token = wave * kWaveTokens + t;
+      *reinterpret_cast<U32x4*>(block.latent[token] + lane * 16) = U32x4{};
+      if (lane < Block::kRopeStride / 16) *reinterpret_cast<U32x4*>(block.rope[token] + lane * 16) = U32x4{};
+      if constexpr (Shared::kScaled) {
+        if (lane < kScaleGroups) shared.key_scales[lane][token] = 0;
+      }
+    }
+  }
+  if (lane == 0) shared.valid[wave] = static_cast<uint8_t>(valid);
+}
+
+#if defined(__gfx950__)
+// gfx950: copies that pass the registers, into a ring of blocks. While one block is worked on, the next are on their
+// way, enough of them to hide the latency of memory.
+template <class Source>
+class CopiedBlocks {
+ public:
+  using Tokens = Source;
+  static constexpr bool kScaled = false;
+  static constexpr int kTokenBytes = PlainFormat::kTokenBytes;
+  static constexpr int kStages = 4;
+  static constexpr int kAhead = kStages - 1;
+  static constexpr int kTokens = Block::kTokens;
+
+  template <class Shared>
+  __device__ __forceinline__ CopiedBlocks(Shared& shared, const Tokens& tokens, uint32_t first, int wave, int lane)
+      : tokens_(tokens), wave_(wave) {
+    const uint32_t own = first + wave * kWaveTokens;
+#pragma unroll 1
+    for (int i = 0; i < kAhead; ++i) {
+      const uint32_t begin = own + i * kTokens;
+      if (first + i * kTokens >= tokens_.end) break;
+      tokens_.with_rows(tokens_.look_up(begin), begin, [&](const auto& rows, uint32_t valid) {
+        valid_ |= valid << i * kWaveTokens;
+        copy(rows, lane, shared, i);
+      });
+    }
+    if (first + kAhead * kTokens < tokens_.end) lookup_ = tokens_.look_up(own + kAhead * kTokens);
+  }
+
+  // The block that begins with token `first`, once all waves' tokens are there. They have done with the one before.
+  template <class Shared>
+  __device__ __forceinline__ Block& next(Shared& shared, uint32_t first, int lane) {
+    constexpr int kLoads = PlainFormat::kLoads;
+    Block& block = shared.blocks[stage_];
+    const uint32_t left = tokens_.end - first;  // not 0
+    if (left > 2 * kTokens)
+      wait_for_loads<2 * kLoads>();
+    else if (left > kTokens)
+      wait_for_loads<kLoads>();
+    else
+      wait_for_loads<0>();
+    finish_tokens(shared, block, valid_ & 0xFF, wave_, lane);
+    lds_barrier();
+    const uint32_t begin = first + kAhead * kTokens + wave_ * kWaveTokens;
+    valid_ >>= kWaveTokens;
+    if (left > kAhead * kTokens) {
+      tokens_.with_rows(lookup_, begin, [&](const auto& rows, uint32_t valid) {
+        valid_ |= valid << (kAhead - 1) * kWaveTokens;
+        copy(rows, lane, shared, (stage_ + kAhead) % kStages);
+      });
+    }
+    if (left > (kAhead + 1) * kTokens) lookup_ = tokens_.look_up(begin + kTokens);
+    stage_ = (stage_ + 1) % kStages;
+    return block;
+  }
+
+ private:
+  template <class Rows, class Shared>
+  __device__ __forceinline__ void copy(const Rows& rows, int lane, Shared& shared, uint32_t stage) const {
+    // Addresses in LDS from its begin on: of a pointer the compiler would ask whether it is null.
+    const LdsBytes block = lds_address(&shared.blocks[0]) + stage * sizeof(Block);
+    const int first = wave_ * kWaveTokens;
+#pragma unroll
+    for (int t = 0; t < kWaveTokens; ++t) {
+      copy_to_lds(rows.base(t), lane * 16 + rows.offset(t),
+                  block + offsetof(Block, latent) + (first + t) * Block::kLatentStride);
+    }
+    copy_to_lds(PlainFormat::rope_source(rows, lane), block + offsetof(Block, rope) + first * Block::kRopeStride);
+  }
+
+  const Tokens tokens_;
+  typename Tokens::Lookup lookup_{};  // of the block that is copied next
+  uint32_t valid_ = 0;                // of the blocks on their way, a byte each
+  uint32_t stage_ = 0;
+  const int wave_;
+};
+#endif
+
+// Through registers, into one block: as soon as a register has been written to LDS, it takes its part of the next
+// block.
+template <class Format, class Source>
+class LoadedBlocks {
+ public:
+  using Tokens = Source;
+  static constexpr bool kScaled = Format::kScaled;
+  static constexpr int kTokenBytes = Format::kTokenBytes;
+  static constexpr int kStages = 1;
+  static constexpr int kTokens = Block::kTokens;
+
+  template <class Shared>
+  __device__ __forceinline__ LoadedBlocks(Shared&, const Tokens& tokens, uint32_t first, int wave, int lane)
+      : tokens_(tokens), wave_(wave) {
+    const uint32_t own = first + wave * kWaveTokens;
+    if (first < tokens_.end) {
+      tokens_.with_rows(tokens_.look_up(own), own, [&](const auto& rows, uint32_t valid) {
+        valid_ = valid;
+#pragma unroll
+        for (int i = 0; i < Format::kLoads; ++i) parts_[i] = Format::load(rows, lane, i);
+      });
+    }
+    if (first + kTokens < tokens_.end) lookup_ = tokens_.look_up(own + kTokens);
+  }
+
+  template <class Shared>
+  __device__ __forceinline__ Block& next(Shared& shared, uint32_t first, int lane) {
+    Block& block = shared.blocks[0];
+    const uint32_t begin = first + kTokens + wave_ * kWaveTokens;
+    const uint32_t present = valid_;
+    lds_barrier();                              // everyone has done with the block before
+    const uint32_t left = tokens_.end - first;  // not 0
+    if (left > kTokens) {
+      tokens_.with_rows(lookup_, begin, [&](const auto& rows, uint32_t valid) {
+        valid_ = valid;
+#pragma unroll
+        for (int i = 0; i < Format::kLoads; ++i) {
+          Format::store(shared, block, wave_ * kWaveTokens, i, lane, parts_[i]);
+          parts_[i] = Format::load(rows, lane, i);
+        }
+      });
+    } else {
+#pragma unroll
+      for (int i = 0; i < Format::kLoads; ++i) Format::store(shared, block, wave_ * kWaveTokens, i, lane, parts_[i]);
+    }
+    if (left > 2 * kTokens) lookup_ = tokens_.look_up(begin + kTokens);
+    finish_tokens(shared, block, present, wave_, lane);
+    lds_barrier();
+    return block;
+  }
+
+ private:
+  const Tokens tokens_;
+  typename Tokens::Lookup lookup_{};
+  U32x4 parts_[Format::kLoads];
+  uint32_t valid_ = 0;
+  const int wave_;
+};
+
+// The way of a format's blocks, whose tokens `Source<bytes a token>` finds.
+template <class Format, template <int> class Source>
+struct BlocksOf {
+  using Type = LoadedBlocks<Format, Source<Format::kTokenBytes>>;
+};
+#if defined(__gfx950__)
+template <template <int> class Source>
+struct BlocksOf<PlainFormat, Source> {
+  using Type = CopiedBlocks<Source<PlainFormat::kTokenBytes>>;
+};
+#endif
+
+}  // namespace mla::gfx9

@@ -1,0 +1,188 @@
+// S^T = K Q^T for a block of tokens, and the weights that follow from it.
+#pragma once
+
+#include "kernels/decode/gfx9/formats.h"
+#include "kernels/decode/softmax.h"
+
+namespace mla::gfx9 {
+
+constexpr int kLatentSteps = kLatent / kProductDepth;
+
+// A wave's queries: lane l has columns 32 * k + 8 * (l / 16) + e of row l % 16 of each 16.
+template <class Element, class Shape>
+using Queries = Fragment<Element>[Shape::kRowFragments][Shape::kSteps];
+
+// Lane l has tokens 4 * (l / 16) + r of 16, and row l % 16.
+template <class Shape>
+using Scores = F32x4[Shape::kRowFragments][Shape::kTokenFragments];
+
+// Eight elements of a query, from 16-bit elements or from the architecture's 8-bit ones.
+template <class Element, class Query>
+__device__ __forceinline__ Fragment<Element> load_eight(const Query* source, bool exists) {
+  if constexpr (sizeof(Query) == 2) {
+    static_assert(std::is_same_v<Element, Query>);
+    U32x4 bits = *reinterpret_cast<const U32x4*>(source);
+    if (!exists) bits = U32x4{};
+    return bits_as<Fragment<Element>>(bits);
+  } else {
+    U32x2 codes = *reinterpret_cast<const U32x2*>(source);
+    if (!exists) codes = U32x2{};
+    const uint32_t left = codes.x, right = codes.y;
+    return bits_as<Fragment<Element>>(U32x4{unpack_two<Element, false>(left), unpack_two<Element, true>(left),
+                                            unpack_two<Element, false>(right), unpack_two<Element, true>(right)});
+  }
+}
+
+// Rows that do not exist are 0.
+template <class Query, class Element, class Shape, class Params>
+__device__ __forceinline__ void load_queries(const Params& p, int64_t first_row, int32_t rows, int row_group, int lane,
+                                             Queries<Element, Shape>& queries) {
+#pragma unroll
+  for (int m = 0; m < Shape::kRowFragments; ++m) {
+    const int row = (row_group * Shape::kRowFragments + m) * 16 + lane % 16;
+    const bool exists = row < rows;
+    const int64_t global_row = first_row + (exists ? row : 0);
+    const Query* latent = static_cast<const Query*>(p.q_latent) + global_row * p.q_latent_stride;
+    const Query* rope = static_cast<const Query*>(p.q_rope) + global_row * p.q_rope_stride;
+#pragma unroll
+    for (int k = 0; k < Shape::kSteps; ++k) {
+      const int column = k * kProductDepth + lane / 16 * 8;
+      queries[m][k] = load_eight<Element>(k < kLatentSteps ? latent + column : rope + column - kLatent, exists);
+    }
+  }
+}
+
+// Sums of products, times the scales of a lane's tokens, are added to the scores.
+template <class Shape, int kSums>
+__device__ __forceinline__ void add_scaled(const float* scales,
+                                           F32x4 (&sums)[Shape::kRowFragments][Shape::kTokenFragments][kSums],
+                                           Scores<Shape>& scores) {
+#pragma unroll
+  for (int n = 0; n < Shape::kTokenFragments; ++n) {
+    const F32x4 factors = *reinterpret_cast<const F32x4*>(scales + n * 16);
+#pragma unroll
+    for (int m = 0; m < Shape::kRowFragments; ++m) {
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) {
+        scores[m][n] += sums[m][n][i] * factors;
+        sums[m][n][i] = F32x4{};
+      }
+    }
+  }
+}
+
+template <class Element, class Shape, class Shared>
+__device__ __forceinline__ void score_block(const Shared& shared, const Block& block,
+                                            const Queries<Element, Shape>& queries, int token_group, int lane,
+                                            Scores<Shape>& scores) {
+  constexpr int kGroupSteps = kDsMlaGroup / kProductDepth;
+  // A product waits for the one whose sum it adds to: a few sums in turn.
+  constexpr int kSums = Shape::kRowFragments * Shape::kTokenFragments == 1 ? 3 : 2;
+  F32x4 sums[Shape::kRowFragments][Shape::kTokenFragments][kSums] = {};
+  const int first = token_group * Shape::kTokenFragments * 16, token = first + lane % 16, chunk = lane / 16;
+  const unsigned char* latent = block.latent[token] + chunk * 16;
+#pragma unroll
+  for (int m = 0; m < Shape::kRowFragments; ++m) {
+#pragma unroll
+    for (int n = 0; n < Shape::kTokenFragments; ++n) scores[m][n] = F32x4{};
+  }
+#pragma unroll
+  for (int k = 0; k < Shape::kSteps; ++k) {
+#pragma unroll
+    for (int n = 0; n < Shape::kTokenFragments; ++n) {
+      const unsigned char* source =
+          k < kLatentSteps ? latent + n * 16 * Block::kLatentStride + k * 4 * 16
+                           : block.rope[token + n * 16] + Block::rope_place(token, (k - kLatentSteps) * 4 + chunk);
+      const auto keys = bits_as<Fragment<Element>>(*reinterpret_cast<const U32x4*>(source));
+#pragma unroll
+      for (int m = 0; m < Shape::kRowFragments; ++m) {
+        sums[m][n][k % kSums] = multiply(keys, queries[m][k], sums[m][n][k % kSums]);
+      }
+    }
+    if constexpr (Shared::kScaled) {
+      if (k < kLatentSteps && k % kGroupSteps == kGroupSteps - 1) {
+        add_scaled<Shape>(&shared.key_scales[k / kGroupSteps][first + chunk * 4], sums, scores);
+      }
+    }
+  }
+#pragma unroll
+  for (int m = 0; m < Shape::kRowFragments; ++m) {
+#pragma unroll
+    for (int n = 0; n < Shape::kTokenFragments; ++n) {
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) scores[m][n] += sums[m][n][i];
+    }
+  }
+}
+
+// Of the rows that a lane has scores of, shared with the lanes that have other tokens of them.
+template <class Shape>
+struct Softmax {
+  float reference[Shape::kRowFragments];  // of the exponents, in base 2; the same in all of the row's lanes
+  float sum[Shape::kRowFragments];        // over this lane's tokens
+};
+
+// Over the four lanes that have the same row.
+template <class Combine>
+__device__ __forceinline__ float reduce_over_row(float value, Combine combine) {
+  value = combine(value, shuffle_xor(value, 16));
+  return combine(value, shuffle_xor(value, 32));
+}
+
+// Scores in base 2; -inf where the row does not see the token. `visible`: the first token of the block that the row
+// does not see. Returns by row the highest.
+template <class Shape, class Shared>
+__device__ __forceinline__ void mask_scores(const Shared& shared, const int32_t (&visible)[Shape::kRowFragments],
+                                            float scale, int token_group, int lane, Scores<Shape>& scores,
+                                            float (&highest)[Shape::kRowFragments]) {
+  const uint32_t valid = *reinterpret_cast<const uint32_t*>(shared.valid);
+#pragma unroll
+  for (int m = 0; m < Shape::kRowFragments; ++m) {
+    highest[m] = -INFINITY;
+#pragma unroll
+    for (int n = 0; n < Shape::kTokenFragments; ++n) {
+      const int token = (token_group * Shape::kTokenFragments + n) * 16 + lane / 16 * 4;
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        const bool seen = (valid >> (token + r) & 1) != 0 && token + r < visible[m];
+        scores[m][n][r] = seen ? scores[m][n][r] * scale : -INFINITY;
+        highest[m] = __builtin_fmaxf(highest[m], scores[m][n][r]);
+      }
+    }
+    highest[m] = reduce_over_row(highest[m], Largest());
+  }
+}
+
+// Weights 2^(score - reference), written for all waves to read.
+template <class Element, class Shape, class Shared>
+__device__ __forceinline__ void weigh_block(Shared& shared, const Scores<Shape>& scores,
+                                            const float (&highest)[Shape::kRowFragments], int row_group,
+                                            int token_group, int lane, Softmax<Shape>& softmax) {
+  using Four = Element __attribute__((ext_vector_type(4)));
+#pragma unroll
+  for (int m = 0; m < Shape::kRowFragments; ++m) {
+    const int row = (row_group * Shape::kRowFragments + m) * 16 + lane % 16;
+    float& reference = softmax.reference[m];
+    float factor = 1;
+    if (highest[m] > reference + kSlack) {
+      if (reference != -INFINITY) factor = exp2_approximate(reference - highest[m]);  // else there is nothing yet
+      reference = highest[m];
+    }
+    softmax.sum[m] *= factor;
+    if (token_group == 0 && lane < 16) shared.rescale[row] = factor;
+    const float shift = reference == -INFINITY ? 0 : reference;
+#pragma unroll
+    for (int n = 0; n < Shape::kTokenFragments; ++n) {
+      F32x4 weights;
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        weights[r] = exp2_approximate(scores[m][n][r] - shift);
+        softmax.sum[m] += weights[r];
+      }
+      const int token = (token_group * Shape::kTokenFragments + n) * 16 + lane / 16 * 4;
+      *reinterpret_cast<U32x2*>(&shared.weights[row][token]) = bits_as<U32x2>(__builtin_convertvector(weights, Four));
+    }
+  }
+}
+
+}  // namespace mla::gfx9

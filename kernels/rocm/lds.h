@@ -1,0 +1,55 @@
+// LDS by address: what the language has no expression for.
+#pragma once
+
+#include "kernels/rocm/device.h"
+
+namespace mla {
+
+#define MLA_LDS __attribute__((address_space(3)))
+
+using LdsBytes = MLA_LDS unsigned char*;
+
+// Of what lies in LDS and is pointed to as if it might lie anywhere.
+__device__ __forceinline__ LdsBytes lds_address(const void* place) { return (LdsBytes) const_cast<void*>(place); }
+
+#if defined(__gfx950__)
+// Four elements of 16 bits that lie in the LDS of other lanes: lane i of 16 gets, as its q-th, element i % 4 of the
+// eight bytes at the address that lane 4 * q + i / 4 of the 16 gave.
+__device__ __forceinline__ U32x2 lds_read_transposed(LdsBytes address) {
+  using Bits = short __attribute__((ext_vector_type(4)));
+  return bits_as<U32x2>(__builtin_amdgcn_ds_read_tr16_b64_v4i16(reinterpret_cast<MLA_LDS Bits*>(address)));
+}
+
+// Memory to LDS, past the registers: lane l's 16 bytes from source + offset (of each lane) to target + 16 * l; `source`
+// and `target` are the wave's. In assembly, since the compiler would wait for all of these copies in front of any read
+// of LDS that may be of what they write. It does not know of them: count them, and wait with wait_for_copies.
+__device__ __forceinline__ void copy_to_lds(const unsigned char* source, uint32_t offset, LdsBytes target) {
+  const uint32_t place = static_cast<uint32_t>(uniform(static_cast<int32_t>(reinterpret_cast<uintptr_t>(target))));
+  asm volatile(
+      "s_mov_b32 m0, %0\n\t"
+      "s_nop 0\n\t"
+      "global_load_lds_dwordx4 %1, %2" ::"s"(place),
+      "v"(offset), "s"(source)
+      : "memory");
+}
+
+// As above, with an address in each lane.
+__device__ __forceinline__ void copy_to_lds(const unsigned char* source, LdsBytes target) {
+  const uint32_t place = static_cast<uint32_t>(uniform(static_cast<int32_t>(reinterpret_cast<uintptr_t>(target))));
+  asm volatile(
+      "s_mov_b32 m0, %0\n\t"
+      "s_nop 0\n\t"
+      "global_load_lds_dwordx4 %1, off" ::"s"(place),
+      "v"(source)
+      : "memory");
+}
+#endif
+
+// Until at most kLeft of the wave's loads from memory, copies into LDS among them, are on their way. They end in order.
+template <int kLeft>
+__device__ __forceinline__ void wait_for_loads() {
+  static_assert(kLeft < 64);
+  asm volatile("s_waitcnt vmcnt(%0)" ::"n"(kLeft) : "memory");
+}
+
+}  // namespace mla

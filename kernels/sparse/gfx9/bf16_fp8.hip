@@ -1,0 +1,3 @@
+#include "kernels/sparse/gfx9/instance.h"
+
+MLA_SPARSE_DECODE(bf16_fp8, BF16, BF16, BF16, CodeFormat<BF16>)

@@ -1,0 +1,3 @@
+#include "kernels/sparse/gfx9/instance.h"
+
+MLA_SPARSE_DECODE(fp8, NativeE4M3, BF16, BF16, CodeFormat<BF16>)

@@ -1,0 +1,45 @@
+// mla_sparse_decode for Hopper (sm_90a) over fp8 caches, with a scale or with fp8_ds_mla's: the warps that attend are
+// those of dense decode over e4m3 (kernels/decode/sm90/fp8), which make fp16 of the cached bytes in registers.
+//   keys (one warp) -> full -> scores (one or two warpgroups) and output (two) -> empty -> keys
+//   scores -> weights_full -> output -> weights_empty -> scores
+//   items (one warp) -> tile_full -> scores -> tile_empty; scores -> sums_full -> output -> sums_empty
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "kernels/decode/sm90/fp8/kernel.cuh"
+#include "kernels/sparse/sm90/fp8/loads.cuh"
+#include "kernels/sparse/sm90/fp8/tokens.cuh"
+
+namespace mla::sparse_sm90 {
+
+template <class Shape>
+__global__ void __launch_bounds__(Shape::kThreads, 1) fp8_sparse_kernel(const __grid_constant__ SparseDecodeParams p) {
+  extern __shared__ __align__(1024) unsigned char shared_base[];
+  const uint32_t base = ptx::shared_address(shared_base);
+  auto& control = *reinterpret_cast<sm90::fp8::Control<Shape>*>(shared_base + Shape::kControlOffset);
+  auto& chosen = *reinterpret_cast<ChosenRing*>(shared_base + Shape::kChosenOffset);
+  ptx::launch_dependents();
+
+  // Through a shuffle the compiler knows that the warp's number is uniform.
+  const int warp = __shfl_sync(kWholeWarp, static_cast<int>(threadIdx.x) / 32, 0);
+  if (warp >= Shape::kKeyWarp) {
+    ptx::change_registers<Shape::kLaunchRegisters, Shape::kLoadRegisters>();
+    if (warp == Shape::kKeyWarp && threadIdx.x % 32 == 0) sm90::fp8::init_barriers<Shape>(control);
+    ptx::barrier_sync(sm90::fp8::kStartBarrier, Shape::kThreads);
+    if (warp == Shape::kKeyWarp) fp8::load_tokens<Shape>(p, base, control, chosen);
+    if (warp == Shape::kItemWarp) fp8::announce_items<Shape>(p, control);
+  } else if (warp >= Shape::kScoreWarps) {
+    ptx::change_registers<Shape::kLaunchRegisters, Shape::kOutputRegisters>();
+    ptx::barrier_sync(sm90::fp8::kStartBarrier, Shape::kThreads);
+    sm90::fp8::accumulate_tiles<Shape, fp8::Values<Shape>>(p, base, control);
+  } else {
+    ptx::change_registers<Shape::kLaunchRegisters, Shape::kScoreRegisters>();
+    ptx::barrier_sync(sm90::fp8::kStartBarrier, Shape::kThreads);
+    const int32_t layer = p.layer == nullptr ? 0 : *p.layer;
+    sm90::fp8::score_tiles<Shape, fp8::Keys<typename Shape::Layout>>(p, layer < 0 || layer >= p.layers ? 0 : layer,
+                                                                     base, shared_base + Shape::kQueryOffset, control);
+  }
+}
+
+}  // namespace mla::sparse_sm90

@@ -1,0 +1,82 @@
+// The two loading warps: one brings the chosen tokens, a copy each, one says which items they belong to.
+#pragma once
+
+#include "kernels/cuda/hopper.cuh"
+#include "kernels/sparse/sm90/fp8/shape.h"
+
+namespace mla::sparse_sm90::fp8 {
+
+// Fills the ring. Behind an item's last token are zeros, which weigh nothing and have scales of 0.
+template <class Shape>
+__device__ __forceinline__ void load_tokens(const SparseDecodeParams& p, uint32_t ring, dense::Control<Shape>& control,
+                                            ChosenRing& chosen) {
+  using Layout = typename Shape::Layout;
+  const int lane = threadIdx.x % 32;
+  const unsigned char* const layer = layer_of(p, Layout::kTokenBytes);
+  const uint32_t full = ptx::shared_address(control.full), empty = ptx::shared_address(control.empty);
+  // Other tiles of the query token, and other query tokens, read the same.
+  const uint64_t policy = ptx::evict_normal_policy();
+  dense::Ring<Shape> position;
+  ChosenPlace place;
+
+  SparseItems items(p);
+  while (items.next(p)) {
+    ChosenSlots indices(p, tile_of(p, SparseWork(p, items.item())));
+    for (bool last = false; !last; place.advance(), position.advance()) {
+      indices.next_block(p, place, chosen);
+      last = chosen.last[place.block];
+      const uint32_t slot_full = full + position.slot * 8, target = ring + position.slot * Shape::kSlotBytes;
+      int32_t slots[2], count = 0;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        slots[i] = chosen.slots[place.block * kBlockTokens + 32 * i + lane];
+        count += __popc(__ballot_sync(kWholeWarp, slots[i] >= 0));
+      }
+      ptx::mbarrier_wait(empty + position.slot * 8, position.parity ^ 1);
+      for (int i = count * Layout::kStride / 16 + lane; i < Shape::kSlotBytes / 16; i += 32) {
+        ptx::store_shared_16(target + i * 16, {});
+      }
+      if (count < kBlockTokens) ptx::fence_async_proxy();  // before the copy engine writes there again
+      __syncwarp();
+      if (lane == 0) {
+        control.blocks[position.slot] = {kBlockTokens, kBlockTokens, dense::kAllGroups | (last ? dense::kLast : 0)};
+        ptx::mbarrier_arrive_expect(slot_full, static_cast<uint32_t>(count) * Layout::kTokenBytes);
+      }
+      __syncwarp();
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        if (slots[i] < 0) continue;
+        ptx::copy_bytes(target + (32 * i + lane) * Layout::kStride, layer + int64_t{slots[i]} * Layout::kTokenBytes,
+                        Layout::kTokenBytes, slot_full, policy);
+      }
+    }
+  }
+  ptx::mbarrier_wait(empty + position.slot * 8, position.parity ^ 1);
+  if (lane == 0) {
+    control.blocks[position.slot] = {0, 0, dense::kStop};
+    ptx::mbarrier_arrive(full + position.slot * 8);
+  }
+}
+
+// Tells the score warps of each item as soon as they have taken in the one before. A whole warp, which counts.
+template <class Shape>
+__device__ __forceinline__ void announce_items(const SparseDecodeParams& p, dense::Control<Shape>& control) {
+  const uint32_t full = ptx::shared_address(&control.tile_full), empty = ptx::shared_address(&control.tile_empty);
+  const bool speaks = threadIdx.x % 32 == 0;
+  uint32_t parity = 0;
+  SparseItems items(p);
+  bool more = true;
+  while (more) {
+    more = items.next(p);
+    Tile tile{};  // of no rows: there is none, and none will come
+    if (more) find_tile(p, items.item(), tile);
+    ptx::mbarrier_wait(empty, parity ^ 1);
+    if (speaks) {
+      control.tile = tile;
+      ptx::mbarrier_arrive(full);
+    }
+    parity ^= 1;
+  }
+}
+
+}  // namespace mla::sparse_sm90::fp8

@@ -1,0 +1,44 @@
+// The geometry of the Hopper sparse kernels for fp8 caches: dense decode's warps (kernels/decode/sm90/fp8) over tokens
+// that lie in shared memory as they are cached, one after the other. docs/sparse.md explains it.
+#pragma once
+
+#include "kernels/decode/sm90/fp8/shape.h"
+#include "kernels/sparse/sm90/chosen.cuh"
+#include "kernels/sparse/sm90/fp8/layouts.h"
+
+namespace mla::sparse_sm90::fp8 {
+
+namespace dense = sm90::fp8;
+
+// Dense decode's roles and registers; what differs is the shared memory. Where tokens have scales, so have weights:
+// there is one set for each.
+template <class CacheLayout, int kTileRows>
+struct Shape : dense::Shape<kTileRows> {
+  using Layout = CacheLayout;
+  using Dense = dense::Shape<kTileRows>;
+  using RopeElement = typename Layout::RopeElement;
+  static constexpr int kSlotBytes = kBlockTokens * Layout::kStride;
+  static constexpr int kWeightSets = Layout::kScales > 0 ? Layout::kScales : 1;
+  static constexpr int kWeightSetBytes = Dense::kWeightBytes;
+  static constexpr int kWeightBytes = kWeightSets * kWeightSetBytes;  // of a block
+  static_assert(kSlotBytes % 1024 == 0, "what lies behind the slots is swizzled");
+
+  template <int kCount>
+  static constexpr size_t bytes_with() {
+    return size_t{kCount} * kSlotBytes + Dense::kQueryBytes + 2 * kWeightBytes +
+           sizeof(dense::ControlOf<kTileRows, Dense::kScoreGroups, kCount>) + sizeof(ChosenRing);
+  }
+  static constexpr int kSlots = bytes_with<4>() <= dense::kSharedLimit   ? 4
+                                : bytes_with<3>() <= dense::kSharedLimit ? 3
+                                                                         : 2;
+  static constexpr size_t kSharedBytes = bytes_with<kSlots>();
+  static_assert(kSharedBytes <= dense::kSharedLimit);
+
+  static constexpr int kQueryOffset = kSlots * kSlotBytes;
+  static constexpr int kWeightOffset = kQueryOffset + Dense::kQueryBytes;
+  static constexpr int kControlOffset = kWeightOffset + 2 * kWeightBytes;
+  static constexpr int kChosenOffset =
+      kControlOffset + static_cast<int>(sizeof(dense::ControlOf<kTileRows, Dense::kScoreGroups, kSlots>));
+};
+
+}  // namespace mla::sparse_sm90::fp8
