@@ -50,9 +50,11 @@ __device__ __forceinline__ void load_values(const Block& block, int wave, int la
 // Eight tokens' weights, times the scales of their values: a wave's 128 columns have one scale a token.
 template <class Element>
 __device__ __forceinline__ Fragment<Element> scale_weights(Fragment<Element> weights, const float* scales) {
-  using Eight = float __attribute__((ext_vector_type(8)));
-  const Eight scaled = __builtin_convertvector(weights, Eight) * *reinterpret_cast<const Eight*>(scales);
-  return __builtin_convertvector(scaled, Fragment<Element>);
+  const auto* factors = reinterpret_cast<const F32x4*>(scales);
+  const auto numbers = __builtin_convertvector(weights, float __attribute__((ext_vector_type(8))));
+  const U32x2 low = pack_weights<Element>(numbers.lo * factors[0]);
+  const U32x2 high = pack_weights<Element>(numbers.hi * factors[1]);
+  return bits_as<Fragment<Element>>(U32x4{low.x, low.y, high.x, high.y});
 }
 
 template <class Element, class Shape, class Shared>
