@@ -381,12 +381,12 @@ axes.grid(axis="y", alpha=0.3)
 # ## A step's time against the context's length
 #
 # `mla_decode` beside `implementation="xla"`, the library's own `jax.numpy` path: pages gathered into one array, then
-# einsums. Two sequences, 24 heads. Both axes are logarithmic: one call's cost grows with the tokens it reads, and the
+# einsums. One sequence, 24 heads. Both axes are logarithmic: one call's cost grows with the tokens it reads, and the
 # kernel reads each of them once, where it lies.
 
 # %%
 lengths = [1024, 2048, 4096, 8192, 16384, 32768]
-batch = 2
+batch = 1
 pages = batch * lengths[-1] // PAGE
 cache = jax.random.normal(jax.random.key(6), (pages, PAGE, 576), jnp.bfloat16)
 whole_table = jax.random.permutation(jax.random.key(7), pages).reshape(batch, -1).astype(jnp.int32)
@@ -399,7 +399,7 @@ for length in lengths:
     calls = [
         partial(jax.jit(partial(jax_mla.mla_decode, scale=scale, implementation=name)), *operands) for name in times
     ]
-    for measured, best in zip(times.values(), milliseconds(*calls, repeats=8), strict=True):
+    for measured, best in zip(times.values(), milliseconds(*calls, repeats=5), strict=True):
         measured.append(best)
 
 print(f"cached tokens a sequence   {native}, ms   xla, ms   times faster")
@@ -415,7 +415,7 @@ axes.set(
     yscale="log",
     xlabel="cached tokens a sequence",
     ylabel="time of one mla_decode, ms",
-    title=f"{batch} sequences, 24 heads, bfloat16, pages of {PAGE} tokens",
+    title=f"{batch} sequence, 24 heads, bfloat16, pages of {PAGE} tokens",
 )
 axes.legend(title="implementation")
 axes.grid(True, which="major", alpha=0.3)
