@@ -46,10 +46,9 @@ class Entry:
 
 
 def compiler() -> str:
-    """The release that made the machine code, as "clang 22.1"."""
+    """The release that made the machine code, as "clang 22.1.0": another one makes other code."""
     text = subprocess.run([tool("clang"), "--version"], capture_output=True, text=True, check=True).stdout
-    version = text.split("version ")[1].split()[0]
-    return f"clang {'.'.join(version.split('.')[:2])}"
+    return f"clang {text.split('version ')[1].split()[0]}"
 
 
 def _number(value: float) -> str:

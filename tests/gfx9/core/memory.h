@@ -83,7 +83,6 @@ class Lds {
     }
   }
 
-  uint32_t size() const { return size_; }
   void set_epoch(uint32_t epoch) { epoch_ = epoch; }
 
   template <uint32_t kSize>
