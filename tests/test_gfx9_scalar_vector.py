@@ -41,6 +41,8 @@ INTEGERS = {
     "v_mul_hi_i32 v50, v1, v2": lambda a, b, c: signed(a) * signed(b) >> 32,
     "v_mul_u32_u24_e32 v50, v1, v2": lambda a, b, c: (a & 0xFFFFFF) * (b & 0xFFFFFF),
     "v_mul_i32_i24_e32 v50, v1, v2": lambda a, b, c: signed(a, 24) * signed(b, 24),
+    "v_mul_hi_u32_u24_e32 v50, v1, v2": lambda a, b, c: (a & 0xFFFFFF) * (b & 0xFFFFFF) >> 32,
+    "v_mul_hi_i32_i24_e32 v50, v1, v2": lambda a, b, c: signed(a, 24) * signed(b, 24) >> 32,
     "v_mad_u32_u24 v50, v1, v2, v3": lambda a, b, c: (a & 0xFFFFFF) * (b & 0xFFFFFF) + c,
     "v_mad_i32_i24 v50, v1, v2, v3": lambda a, b, c: signed(a, 24) * signed(b, 24) + c,
     "v_add3_u32 v50, v1, v2, v3": lambda a, b, c: a + b + c,

@@ -28,7 +28,7 @@ GROUPS = (
     "casts", "decode", "decode_bad_values", "decode_garbage", "decode_hidden_nan", "decode_refusals",
     "decode_same_bits", "gather_context", "merge_states", "pack_kv", "pack_tiles", "padding", "plan", "plan_rule",
     "prefill", "prefill_refusals", "reduce", "refusals", "sparse_decode", "sparse_decode_edges",
-    "sparse_decode_refusals", "update_cache",
+    "sparse_decode_refusals", "update_cache", "update_ds_mla",
 )  # fmt: skip
 
 

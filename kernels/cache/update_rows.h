@@ -4,6 +4,7 @@
 
 #include <type_traits>
 
+#include "kernels/cache/ds_mla_row.h"
 #include "kernels/gpu.h"
 #include "kernels/params.h"
 
@@ -93,6 +94,20 @@ __device__ __forceinline__ void update_rows(const UpdateCacheParams& p) {
     for (int k = 0; k < kCount; ++k) stored.at[k] = convert<Stored>(read.at[k], scale, p.saturate);
     target[i] = stored;
   }
+}
+
+// Likewise, as fp8_ds_mla.
+template <class Element>
+__device__ __forceinline__ void update_ds_mla_rows(const UpdateCacheParams& p) {
+  const int64_t token = int64_t{blockIdx.x} * kUpdateTokens + threadIdx.x / kWave;
+  const int32_t layer = p.layer == nullptr ? 0 : *p.layer;
+  if (token >= p.tokens || layer < 0 || layer >= p.layers) return;
+  const int32_t slot = p.slot_mapping[token];
+  if (!in_cache(p, slot) || !is_last_of_slot(p, slot, static_cast<int32_t>(token))) return;
+  auto* const cache = static_cast<unsigned char*>(p.cache);
+  store_ds_mla(static_cast<const Element*>(p.kv_c) + token * kLatent,
+               static_cast<const Element*>(p.k_pe) + token * kRope, p.power_of_two_scales,
+               cache + (layer * p.pages * p.page_size + slot) * kDsMlaBytes);
 }
 
 }  // namespace mla

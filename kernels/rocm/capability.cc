@@ -86,7 +86,7 @@ std::vector<Capability> capabilities() {
     rows.add_sparse_decode("sparse/gfx9/fp8", own_fp8, own_fp8);
     rows.add_sparse_decode("sparse/gfx9/bf16_ds_mla", kBF16, kDsMla);
     for (const char* dtype : {kBF16, kF16, kF32}) {
-      for (const char* cached : {dtype, kE4M3FN, kE4M3FNUZ}) {
+      for (const char* cached : {dtype, kE4M3FN, kE4M3FNUZ, kDsMla}) {
         rows.add("cache/gfx9/update", "update_cache", dtype, cached);
       }
       rows.add("merge/gfx9/merge", "merge_states", dtype, dtype);

@@ -19,6 +19,7 @@ namespace {
 const std::map<std::string, std::function<void()>>& groups() {
   static const std::map<std::string, std::function<void()>> kGroups = {
       {"update_cache", test_update_cache},
+      {"update_ds_mla", test_update_ds_mla},
       {"casts", [] { test_casts(device_with(1)); }},
       {"merge_states", test_merge_states},
       {"pack_kv", test_pack_kv},

@@ -3,6 +3,7 @@
 
 #include "kernels/decode/gfx9/heads.h"
 #include "kernels/decode/reduce.h"
+#include "tests/native/ds_mla.h"
 #include "tests/native/helper_groups.h"
 #include "tests/native/plan_case.h"
 
@@ -36,7 +37,11 @@ inline void test_refusals() {
   update.cache_dtype = DType::kBF16;
   update.k_scale = scale.data();
   refused(update_cache(update, device), "cannot store bfloat16 in a cache of bfloat16 with k_scale");
-  update.input_dtype = update.cache_dtype = DType::kE4M3FN;
+  update.cache_dtype = DType::kE4M3FN;
+  update.ds_mla = true;
+  refused(update_cache(update, device), "cannot store bfloat16 in a cache of fp8_ds_mla with k_scale");
+  update.ds_mla = false;
+  update.input_dtype = DType::kE4M3FN;
   update.k_scale = nullptr;
   refused(update_cache(update, device), "cannot store float8_e4m3fn");
   GatherContextParams gather{};
@@ -67,6 +72,60 @@ inline void test_refusals() {
   decode.out_dtype = DType::kF32;
   refused(reduce(decode, device, false), "mla_decode on AMD cannot write float32");
   report.group("refusals");
+}
+
+// Rows of fp8_ds_mla, bit for bit, the bits of a NaN aside: groups of any magnitude, zeros, what is not finite.
+inline void test_update_ds_mla() {
+  Random random(19);
+  for (DType input : {DType::kBF16, DType::kF16, DType::kF32}) {
+    for (bool power_of_two : {false, true}) {
+      constexpr int kTokens = 21;
+      Array kv_c(input, int64_t{kTokens} * kLatent), k_pe(input, int64_t{kTokens} * kRope),
+          cache(DType::kE4M3FN, int64_t{kTokens} * kDsMlaBytes);
+      k_pe.fill_random(random, 0, k_pe.count());
+      Buffer<int32_t> slots;
+      for (int t = 0; t < kTokens; ++t) slots.push_back(kTokens - 1 - t);
+      for (int64_t i = 0; i < kv_c.count(); ++i) {
+        const int exponent = static_cast<int>(i / kDsMlaGroup % 7) * 4 - 14;
+        const double x = std::ldexp(pick(random, -1000, 1000) / 700.0, exponent);
+        const bool wild = i / kDsMlaGroup % 5 == 3 && pick(random, 0, 30) == 0;
+        kv_c.set(i, wild ? choose(random, {kInfinity, -kInfinity, kNaN}) : i / kDsMlaGroup % 11 == 2 ? 0 : x);
+      }
+      UpdateCacheParams p = update_params(cache, kv_c, k_pe, slots, 1);
+      p.pages = kTokens;
+      p.ds_mla = true;
+      p.power_of_two_scales = power_of_two;
+      report.expect_success(update_cache(p, device_with(1)));
+      for (int t = 0; t < kTokens; ++t) {
+        const int64_t row = int64_t{slots[t]} * kDsMlaBytes;
+        for (int group = 0; group < kLatent / kDsMlaGroup; ++group) {
+          const int64_t first = int64_t{t} * kLatent + group * kDsMlaGroup;
+          float largest = 1e-4f;
+          for (int c = 0; c < kDsMlaGroup; ++c) {
+            const auto magnitude = static_cast<float>(std::fabs(kv_c.at(first + c)));
+            if (magnitude < kInfinity) largest = std::max(largest, magnitude);
+          }
+          float scale = largest / 448.0f, stored;
+          if (power_of_two) scale = std::exp2(std::ceil(std::log2(scale)));
+          std::memcpy(&stored, cache.bytes.data() + row + kLatent + group * 4, sizeof(stored));
+          report.expect(stored == scale,
+                        "a scale of fp8_ds_mla is " + std::to_string(stored) + ", expected " + std::to_string(scale));
+          for (int c = 0; c < kDsMlaGroup; ++c) {
+            const float x = static_cast<float>(kv_c.at(first + c)) / scale;
+            const uint32_t wanted = encode(DType::kE4M3FN, std::isfinite(x) ? x : kNaN);
+            report.expect(same_but_nan_sign(DType::kE4M3FN, wanted, cache.code(row + group * kDsMlaGroup + c)),
+                          "a value of fp8_ds_mla in column " + std::to_string(group * kDsMlaGroup + c));
+          }
+        }
+        for (int c = 0; c < kRope; ++c) {
+          uint16_t code;
+          std::memcpy(&code, cache.bytes.data() + row + kDsMlaRopeByte + 2 * c, sizeof(code));
+          report.expect(code == encode(DType::kBF16, k_pe.at(int64_t{t} * kRope + c)), "a rope value of fp8_ds_mla");
+        }
+      }
+    }
+  }
+  report.group("update_cache of fp8_ds_mla");
 }
 
 // Values in tiles, whose layout kValueTile describes; behind the last token are zeros.

@@ -1,5 +1,4 @@
 // update_cache on CUDA.
-#include "kernels/cache/generic/ds_mla.cuh"
 #include "kernels/cache/update_rows.h"
 #include "kernels/cuda/launch.h"
 
@@ -17,15 +16,7 @@ __global__ void __launch_bounds__(kUpdateThreads) update_kernel(const __grid_con
 
 template <class Element>
 __global__ void __launch_bounds__(kUpdateThreads) update_ds_mla_kernel(const __grid_constant__ UpdateCacheParams p) {
-  const int64_t token = int64_t{blockIdx.x} * kUpdateTokens + threadIdx.x / kWave;
-  const int32_t layer = p.layer == nullptr ? 0 : *p.layer;
-  if (token >= p.tokens || layer < 0 || layer >= p.layers) return;
-  const int32_t slot = p.slot_mapping[token];
-  if (!in_cache(p, slot) || !is_last_of_slot(p, slot, static_cast<int32_t>(token))) return;
-  auto* const cache = static_cast<unsigned char*>(p.cache);
-  store_ds_mla(static_cast<const Element*>(p.kv_c) + token * kLatent,
-               static_cast<const Element*>(p.k_pe) + token * kRope, p.power_of_two_scales,
-               cache + (layer * p.pages * p.page_size + slot) * kDsMlaBytes);
+  update_ds_mla_rows<Element>(p);
 }
 
 template <class Element>

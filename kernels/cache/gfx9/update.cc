@@ -31,18 +31,19 @@ Error claim_slots(const UpdateCacheParams& params, const Device& device) {
 
 Error update_cache(const UpdateCacheParams& params, const Device& device) {
   if (params.tokens == 0) return {};
-  if (params.ds_mla) return "jax_mla: update_cache on AMD stores no fp8_ds_mla";
   const bool copied = params.cache_dtype == params.input_dtype && params.k_scale == nullptr;
-  if (is_e4m3(params.input_dtype) || !(copied || is_e4m3(params.cache_dtype))) {
+  const bool converts = is_e4m3(params.cache_dtype) && !(params.ds_mla && params.k_scale != nullptr);
+  if (is_e4m3(params.input_dtype) || !(copied || converts)) {
     return std::string("jax_mla: update_cache on AMD cannot store ") + name_of(params.input_dtype) + " in a cache of " +
-           name_of(params.cache_dtype) + (params.k_scale == nullptr ? "" : " with k_scale");
+           (params.ds_mla ? "fp8_ds_mla" : name_of(params.cache_dtype)) +
+           (params.k_scale == nullptr ? "" : " with k_scale");
   }
   if (params.owner_slots > 0) {
     const Error error = claim_slots(params, device);
     if (!error.empty()) return error;
   }
-  const std::string symbol =
-      std::string("mla_update_cache_") + short_name_of(params.input_dtype) + "_" + short_name_of(params.cache_dtype);
+  const std::string symbol = std::string("mla_update_cache_") + short_name_of(params.input_dtype) + "_" +
+                             (params.ds_mla ? "ds_mla" : short_name_of(params.cache_dtype));
   return launch({kObject, symbol.c_str()}, shape_of(params.tokens, kTokens), device, params);
 }
 

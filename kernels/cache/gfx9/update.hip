@@ -9,10 +9,13 @@ MLA_KERNEL __launch_bounds__(kUpdateThreads) mla_update_cache_claim(UpdateCacheP
   MLA_KERNEL __launch_bounds__(kUpdateThreads) mla_update_cache_##name##_##stored_name(UpdateCacheParams p) { \
     update_rows<Element, Stored>(p);                                                                          \
   }
-#define MLA_UPDATES(name, Element)          \
-  MLA_UPDATE(name, Element, name, Element)  \
-  MLA_UPDATE(name, Element, e4m3fn, E4M3FN) \
-  MLA_UPDATE(name, Element, e4m3fnuz, E4M3FNUZ)
+#define MLA_UPDATES(name, Element)                                                                     \
+  MLA_UPDATE(name, Element, name, Element)                                                             \
+  MLA_UPDATE(name, Element, e4m3fn, E4M3FN)                                                            \
+  MLA_UPDATE(name, Element, e4m3fnuz, E4M3FNUZ)                                                        \
+  MLA_KERNEL __launch_bounds__(kUpdateThreads) mla_update_cache_##name##_ds_mla(UpdateCacheParams p) { \
+    update_ds_mla_rows<Element>(p);                                                                    \
+  }
 
 MLA_UPDATES(f32, float)
 MLA_UPDATES(bf16, BF16)

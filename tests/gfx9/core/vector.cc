@@ -335,6 +335,8 @@ void define_integers(Registry& registry) {
          [](uint32_t a, uint32_t b) { return high32(static_cast<uint64_t>(low24(a)) * low24(b)); });
   vector(registry, "v_mul_i32_i24",
          [](int32_t a, int32_t b) { return static_cast<uint32_t>(static_cast<int64_t>(signed24(a)) * signed24(b)); });
+  vector(registry, "v_mul_hi_i32_i24",
+         [](int32_t a, int32_t b) { return high32(static_cast<int64_t>(signed24(a)) * signed24(b)); });
   vector(registry, "v_mad_u32_u24", [](uint32_t a, uint32_t b, uint32_t c) { return low24(a) * low24(b) + c; });
   vector(registry, "v_mad_i32_i24", [](int32_t a, int32_t b, uint32_t c) {
     return static_cast<uint32_t>(static_cast<int64_t>(signed24(a)) * signed24(b)) + c;

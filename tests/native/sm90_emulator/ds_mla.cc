@@ -4,7 +4,7 @@
 #define MLA_EMULATED ds_mla_rows
 #include "tests/native/sm90_emulator/machine.h"
 // The kernel's header comes behind it, so that it finds the emulator's vocabulary.
-#include "kernels/cache/generic/ds_mla.cuh"
+#include "kernels/cache/ds_mla_row.h"
 #include "kernels/entry.h"
 #include "tests/native/ds_mla.h"
 

@@ -1,17 +1,30 @@
-// A token as fp8_ds_mla, by a warp: 16 latent columns and two of the rope key a lane.
+// A token as fp8_ds_mla, by a wave, for CUDA and HIP: each lane has as many neighbouring latent columns, and as many of
+// the rope key.
 #pragma once
 
-#include "kernels/cache/ds_mla_scale.h"
+#if defined(__HIP__)
+#include "kernels/rocm/device.h"
+#else
 #include "kernels/cuda/element.cuh"
+#endif
+#include "kernels/cache/ds_mla_scale.h"
 #include "kernels/params.h"
 
 namespace mla {
+
+#if defined(__HIP__)
+constexpr int kDsMlaLanes = kWave;
+#else
+constexpr int kDsMlaLanes = 32;
+using BF16 = __nv_bfloat16;
+__device__ __forceinline__ float shuffle_xor(float value, int mask) { return __shfl_xor_sync(0xFFFFFFFF, value, mask); }
+#endif
 
 // `row`: the token's 656 bytes. What is not finite is stored as NaN and has no part in its scale.
 template <class Element>
 __device__ __forceinline__ void store_ds_mla(const Element* latent, const Element* rope, bool power_of_two,
                                              unsigned char* row) {
-  constexpr int kLanes = 32, kColumns = kLatent / kLanes, kRopeColumns = kRope / kLanes;
+  constexpr int kLanes = kDsMlaLanes, kColumns = kLatent / kLanes, kRopeColumns = kRope / kLanes;
   constexpr int kScaleLanes = kDsMlaGroup / kColumns;  // that share a scale
   constexpr int kCount = 16 / sizeof(Element);         // elements in one access
   const int lane = threadIdx.x % kLanes;
@@ -29,7 +42,7 @@ __device__ __forceinline__ void store_ds_mla(const Element* latent, const Elemen
   }
 #pragma unroll
   for (int distance = 1; distance < kScaleLanes; distance *= 2) {
-    largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFF, largest, distance));
+    largest = fmaxf(largest, shuffle_xor(largest, distance));
   }
   const float scale = ds_mla_scale(largest, power_of_two);
   Vector<uint8_t, kColumns> codes;
@@ -39,16 +52,16 @@ __device__ __forceinline__ void store_ds_mla(const Element* latent, const Elemen
   if (lane % kScaleLanes == 0) reinterpret_cast<float*>(row + kLatent)[lane / kScaleLanes] = scale;
 
   const auto pair = reinterpret_cast<const Vector<Element, kRopeColumns>*>(rope)[lane];
-  Vector<__nv_bfloat16, kRopeColumns> stored;
+  Vector<BF16, kRopeColumns> stored;
 #pragma unroll
   for (int i = 0; i < kRopeColumns; ++i) {
-    if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
+    if constexpr (std::is_same_v<Element, BF16>) {
       stored.at[i] = pair.at[i];
     } else {
-      stored.at[i] = from_float<__nv_bfloat16>(to_float(pair.at[i]));
+      stored.at[i] = from_float<BF16>(to_float(pair.at[i]));
     }
   }
-  reinterpret_cast<Vector<__nv_bfloat16, kRopeColumns>*>(row + kDsMlaBytes - kRope * 2)[lane] = stored;
+  reinterpret_cast<Vector<BF16, kRopeColumns>*>(row + kDsMlaBytes - kRope * 2)[lane] = stored;
 }
 
 }  // namespace mla
