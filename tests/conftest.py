@@ -23,7 +23,8 @@ def implementations(operation: str) -> dict[str, tuple[str, str]]:
         rows = [row for row in rows if serves_architecture(row.architecture, here)]
         variants = list(dict.fromkeys(row.implementation for row in rows))
         chosen = any(not row.by_name for row in rows)
-        names = [platform] * chosen + variants * (len(variants) > 1 or not chosen)
+        by_variant = len(variants) > 1 or any(row.by_name for row in rows)
+        names = [platform] * chosen + variants * by_variant
         found |= {name: (name, device) for name in names}
     return found
 

@@ -53,6 +53,30 @@ def test_cuda_table(target):
     assert explain(cache_dtype="float8_e4m3fnuz", target=target).row is None
 
 
+@pytest.mark.skipif("rocm" not in _ffi.MODULES, reason="the ROCm module is not built")
+@pytest.mark.parametrize("target, own, other", [("gfx942", "e4m3fnuz", "e4m3fn"), ("gfx950", "e4m3fn", "e4m3fnuz")])
+def test_rocm_table(target, own, other):
+    """Multiples of 16, and 24, are native and others padded; fp8 caches of the architecture's own format; by name."""
+    if not capabilities(target):
+        pytest.skip(f"this build has no {target}")
+    heads_of = {row.reducer_heads for row in capabilities(target) if row.operation == "mla_decode"}
+    for heads, padded in [*((n, n) for n in range(16, 129, 16)), (24, 24), (17, 24), (1, 16), (31, 32), (144, 144)]:
+        if any(padded not in counts for counts in heads_of):
+            padded = 32  # a build may leave 24 out of the reduction
+        for cache in ("bfloat16", f"float8_{own}", "fp8_ds_mla"):
+            choice = explain(num_heads=heads, cache_dtype=cache, implementation=f"rocm:{target}", target=target)
+            assert choice.row is not None and choice.heads.padded_heads == padded, str(choice)
+    assert explain(cache_dtype=f"float8_{other}", implementation=f"rocm:{target}", target=target).row is None
+    for operation in ("mla_decode", "update_cache", "merge_states", "pack_kv"):
+        assert "not passed its tests on hardware" in explain(operation, target=target).reason
+
+    inputs = cases.make(cases.DecodeCase("", (130, 20), heads=17))
+    run = jax.jit(lambda *args: mla_decode(*args, implementation=f"rocm:{target}", **inputs.static))
+    text = run.trace(*inputs.args).lower(lowering_platforms=("rocm",)).as_text()
+    assert "@jax_mla_plan_decode(" in text and "@jax_mla_decode(" in text and "dot_general" not in text
+    assert f"tensor<2x{32 if any(24 not in c for c in heads_of) else 24}x576xbf16>" in text
+
+
 def test_a_named_implementation_runs_its_kernel():
     for name in ("cpu", "cpu:portable"):
         assert KERNEL in program(name)
@@ -165,16 +189,16 @@ def test_a_row_for_positive_scales_alone():
 
 def test_a_row_by_name_alone():
     """Neither None nor the platform chooses it, its variant's name does; a row behind it is found."""
-    table = [dataclasses.replace(row(variant="sm90", by_name=True), operation="mla_prefill")]
+    table = [dataclasses.replace(row("cpu", "x86_64", variant="portable", by_name=True), operation="mla_prefill")]
     dtypes = {"q_dtype": "bfloat16", "cache_dtype": "bfloat16"}
     with override_capabilities(table):
-        assert dispatch.select("mla_prefill", implementation="cuda:sm90", **dtypes)[0].row == table[0]
+        assert dispatch.select("mla_prefill", implementation="cpu:portable", **dtypes)[0].row == table[0]
         assert [c.row for c in dispatch.select("mla_prefill", implementation=None, **dtypes)] in ([], [None])
         with pytest.raises(NotImplementedError, match="has not passed its tests on hardware"):
-            dispatch.select("mla_prefill", implementation="cuda", **dtypes)
-    behind = dataclasses.replace(row(), operation="mla_prefill")
+            dispatch.select("mla_prefill", implementation="cpu", **dtypes)
+    behind = dataclasses.replace(row("cpu", "x86_64"), operation="mla_prefill")
     with override_capabilities([*table, behind]):
-        assert dispatch.select("mla_prefill", implementation="cuda", **dtypes)[0].row == behind
+        assert dispatch.select("mla_prefill", implementation="cpu", **dtypes)[0].row == behind
 
 
 def test_override_ends_with_its_context():

@@ -13,7 +13,7 @@ import pytest
 from helpers import assert_same_bits
 
 import jax_mla
-from jax_mla import KernelValues, dispatch, mla_decode, mla_prefill, override_capabilities, update_cache
+from jax_mla import KernelValues, _ffi, dispatch, mla_decode, mla_prefill, override_capabilities, update_cache
 
 TARGETS = {"mla_decode": "jax_mla_decode", "plan_decode": "jax_mla_plan_decode", "update_cache": "jax_mla_update_cache"}
 
@@ -64,6 +64,20 @@ def test_fp8_prefill_lowers_for_a_gpu(kind):
             text = jax.jit(function).trace(*operands).lower(lowering_platforms=("cuda",)).as_text()
             call = next(line for line in text.splitlines() if "@jax_mla_prefill(" in line)
             assert f"tensor<{values}>" in call and "dot_general" not in text
+
+
+@pytest.mark.parametrize("stored", [17, 5000])
+def test_fp8_prefill_on_gfx950_has_scratch(stored):
+    """Its plan and partial results are a third result, of a size that follows from shapes."""
+    fp8 = jnp.float8_e4m3fn
+    q, k, v = jnp.zeros((12, 4, 192), fp8), jnp.zeros((stored, 4, 192), fp8), jnp.zeros((stored, 4, 128), fp8)
+    cu_q_lens, cu_kv_lens = jnp.array([0, 7, 10], jnp.int32), jnp.array([0, 7, 17], jnp.int32)
+    row = dispatch.Capability("mla_prefill", "rocm", "gfx950", "gfx950", "float8_e4m3fn", "float8_e4m3fn")
+    run = jax.jit(partial(mla_prefill, causal=True, scale=0.07, implementation="rocm"))
+    with override_capabilities([row]):
+        text = run.trace(q, k, v, cu_q_lens, cu_kv_lens).lower(lowering_platforms=("rocm",)).as_text()
+    call = next(line for line in text.splitlines() if "@jax_mla_prefill(" in line)
+    assert f"tensor<{_ffi.prefill_scratch_bytes(12, stored, 4, 2)}xui8>" in call
 
 
 @pytest.mark.parametrize("platform", ["cuda", "rocm"])

@@ -208,6 +208,34 @@ def test_a_copy_that_fails(driver):
 
 
 @standin_only
+def test_memory_that_is_not_cleared(driver):
+    """update_cache's search for duplicates among many tokens begins with a memset."""
+    driver.refuse("hipMemsetAsync", 1)
+    try:
+        failures = driver.run("update_cache", 0, quick=True)[1]
+    finally:
+        driver.refuse("hipMemsetAsync", 0)
+    assert "jax_mla: update_cache cannot clear 4096 bytes: hipErrorInvalidValue" in failures
+
+
+@standin_only
+def test_a_runtime_that_lacks_a_function(tmp_path):
+    """Older than the oldest supported one, say."""
+    library = tmp_path / "libamdhip64.so.7"
+    command = [tool("clang"), "-shared", "-Wl,-soname,libamdhip64.so.7", "-x", "c", os.devnull, "-o", library]
+    subprocess.run(command, check=True)
+    in_another_process(f"""
+        import ctypes
+        from rocm_driver import FOLDER
+        empty = ctypes.CDLL({str(library)!r})
+        library = ctypes.CDLL(str(FOLDER / "libmla_rocm_driver.so"))
+        text = ctypes.create_string_buffer(1000)
+        library.mla_rocm_refusal_without_runtime(text, ctypes.c_size_t(len(text)))
+        assert text.value == b"jax_mla: the HIP runtime has no hipGetDevice", text.value
+        """)
+
+
+@standin_only
 def test_a_fault_in_a_kernel_is_a_failed_launch(driver):
     """What the emulator finds (here: memory that is no longer there) ends the call with an error, and is not lost."""
     allocations = driver._memory

@@ -157,10 +157,6 @@ template <class Pointer>
 __device__ __forceinline__ auto load_once(Pointer source) {
   return __builtin_nontemporal_load(source);
 }
-template <class T>
-__device__ __forceinline__ void store_once(T* target, T value) {
-  __builtin_nontemporal_store(value, target);
-}
 
 // --- Waves. All 64 lanes take part in shuffles and reductions.
 __device__ __forceinline__ int lane_id() { return __builtin_amdgcn_mbcnt_hi(~0u, __builtin_amdgcn_mbcnt_lo(~0u, 0)); }
@@ -197,7 +193,6 @@ using LaneMask = uint64_t;
 __device__ __forceinline__ LaneMask ballot(bool predicate) { return __builtin_amdgcn_ballot_w64(predicate); }
 __device__ __forceinline__ int first_lane(LaneMask lanes) { return __builtin_ctzll(lanes); }
 __device__ __forceinline__ bool any_lane(bool predicate) { return ballot(predicate) != 0; }
-__device__ __forceinline__ bool all_lanes(bool predicate) { return ballot(!predicate) == 0; }
 
 // Lanes exchange in the vector unit, without LDS: quad_perm, row_half_mirror and row_mirror of DPP.
 enum Dpp : int { kDppXor1 = 0xB1, kDppXor2 = 0x4E, kDppHalfMirror = 0x141, kDppMirror = 0x140 };

@@ -121,8 +121,8 @@ class Loaded {
       others += (others.empty() ? "" : ", ") + std::string(kCodeObjects[i].architecture);
     }
     if (object == nullptr) {
-      return "jax_mla: " + number(device) + " is a " + architecture + ", and " + kernel.object +
-             (others.empty() ? " was not built" : " was built for " + others);
+      return "jax_mla: " + number(device) + " is a " + architecture + ", and " + kernel.object + " was built for " +
+             others;
     }
     const hip::Status status = hip::runtime().api->module_load_data(module, object->image);
     if (status != hip::kSuccess) {

@@ -11,7 +11,8 @@ It gives bounds, not times: latency, bank conflicts and misses are left out. Ass
 - Nothing overlaps within a SIMD: its instructions of all kinds are added up, matrix instructions with all their
   cycles. Hardware can issue others meanwhile, so this is the most that issuing may take. The waves of a workgroup are
   spread evenly over the SIMDs.
-- LDS moves 128 bytes a cycle for the whole compute unit (CDNA3 white paper). Conflicts are not counted.
+- LDS moves 128 bytes a cycle for the whole compute unit (CDNA3 white paper); gfx950 reads 256 (Chips and Cheese,
+  "AMD's CDNA 4 architecture announcement"). Conflicts are not counted.
 - HBM: the device's bandwidth, divided by its compute units and its highest clock (datasheets).
 - Waves in flight: 512 vector registers a lane and SIMD in blocks of 8, 800 scalar ones in blocks of 16, at most 8 waves
   a SIMD, and LDS ("Kernel Descriptor" in LLVM's AMDGPU guide).
@@ -25,21 +26,22 @@ from .code_object import Kernel
 from .launch import LDS_BYTES, Execution, Program
 
 SIMDS = 4
-LDS_BYTES_A_CYCLE = 128
+LDS_WRITES = 128  # bytes a cycle
 _MOST_WAVES = 8  # of a SIMD
 _TURN = 4  # cycles
 _QUARTER_RATE = re.compile(r"v_(exp|log|rcp|rsq|sqrt|sin|cos)_|v_cvt_(?!pk_bf16_f32)")
-_BROADCAST_BYTES = 256  # that a move between lanes takes of LDS' paths
+_LANES_BYTES = 256  # that a move between lanes takes of LDS' paths
 
 
 @dataclasses.dataclass(frozen=True)
 class Hardware:
-    """A device: name, compute units, highest clock in Hz, HBM in bytes a second."""
+    """A device: name, compute units, highest clock in Hz, HBM in bytes a second, LDS reads in bytes a cycle."""
 
     name: str
     compute_units: int
     clock: float
     bandwidth: float
+    lds_reads: int
 
     @property
     def bytes_a_cycle(self) -> float:
@@ -48,8 +50,8 @@ class Hardware:
 
 
 HARDWARE = {
-    "gfx942": Hardware("MI300X", 304, 2.1e9, 5.3e12),
-    "gfx950": Hardware("MI355X", 256, 2.4e9, 8e12),
+    "gfx942": Hardware("MI300X", 304, 2.1e9, 5.3e12, 128),
+    "gfx950": Hardware("MI355X", 256, 2.4e9, 8e12, 256),
 }
 CLASSES = ("matrix", "vector", "quarter rate", "LDS", "global load", "global store", "scalar", "other")
 
@@ -123,31 +125,29 @@ class Cost:
 
     instructions: dict[str, float]
     matrix: float  # cycles of a SIMD
-    issue: float  # cycles of a SIMD, matrix instructions included
+    vector: float  # likewise, quarter-rate ones included
+    issue: float  # likewise, all kinds together
     lds: float  # cycles of the compute unit
     hbm: float  # cycles of the compute unit's share
     requested: float  # bytes that lanes load and store
 
     @property
-    def slowest(self) -> float:
-        return max(self.issue, self.lds, self.hbm)
-
-    @property
     def hbm_share(self) -> float:
         """Of the compute unit's share of HBM, what issuing and LDS leave."""
-        return self.hbm / self.slowest
+        return self.hbm / max(self.issue, self.lds, self.hbm)
 
     @property
     def matrix_share(self) -> float:
-        """Of the matrix units' peak rate, what the slowest resource leaves."""
-        return self.matrix / self.slowest
+        """Of the matrix units' peak rate, what issuing and LDS leave."""
+        return self.matrix / max(self.issue, self.lds)
 
 
 def cost(program: Program, threads: int, few: Execution, many: Execution, tiles: int, tile_bytes: int) -> Cost:
     """Of one of the `tiles` that `many` executed more than `few`; HBM moves `tile_bytes` for each."""
+    hardware = HARDWARE[program.architecture]
     simds = min(SIMDS, -(-threads // 64))
     instructions = dict.fromkeys(CLASSES, 0.0)
-    matrix = issue = lds = 0.0
+    matrix = vector = issue = lds = 0.0
     for line, fewer, more in zip(program.lines, few.counts, many.counts, strict=True):
         count = (int(more) - int(fewer)) / tiles
         if count == 0:
@@ -158,14 +158,15 @@ def cost(program: Program, threads: int, few: Execution, many: Execution, tiles:
         issue += count * cycles / simds
         if kind == "matrix":
             matrix += count * cycles / simds
+        if kind in ("vector", "quarter rate"):
+            vector += count * cycles / simds
         if mnemonic.startswith(("ds_bpermute", "ds_permute", "ds_swizzle")):
-            lds += count * _BROADCAST_BYTES / LDS_BYTES_A_CYCLE
+            lds += count * _LANES_BYTES / hardware.lds_reads
 
     def moved(field: str) -> float:
         return (getattr(many, field) - getattr(few, field)) / tiles
 
-    lds += (moved("lds_read") + moved("lds_written")) / LDS_BYTES_A_CYCLE
-    hardware = HARDWARE[program.architecture]
+    lds += moved("lds_read") / hardware.lds_reads + moved("lds_written") / LDS_WRITES
     hbm = tile_bytes / hardware.bytes_a_cycle
     requested = moved("global_read") + moved("global_written")
-    return Cost(instructions, matrix, issue, lds, hbm, requested)
+    return Cost(instructions, matrix, vector, issue, lds, hbm, requested)

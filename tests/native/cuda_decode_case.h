@@ -46,7 +46,8 @@ inline const std::vector<Variant>& decode_variants() {
     for (const Capability& row : capabilities()) {
       const std::string architecture = row.architecture;
       const bool runs = architecture.back() == '+' || architecture == "sm_" + std::to_string(major * 10 + minor);
-      if (row.operation != std::string("mla_decode") || !runs) continue;
+      // dense_ds_mla_group has its own arrays for that layout.
+      if (row.operation != std::string("mla_decode") || !runs || row.cache_dtype == std::string("fp8_ds_mla")) continue;
       const auto position =
           std::find_if(names.begin(), names.end(), [&](const char* name) { return row.variant == std::string(name); });
       require(position != names.end(), std::string("variants() lacks ") + row.variant);

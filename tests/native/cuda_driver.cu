@@ -3,10 +3,10 @@
 //
 // Random data, poisoned results, NaN wherever nothing may be read; oracles in double precision. --quick: a small
 // selection, for compute-sanitizer. --variant: mla_prefill alone ("prefill", or "prefill:NAME" by that variant),
-// packing, gather and merging alone ("context"), mla_sparse_decode alone ("sparse"), decode by that variant alone; a
-// variant of decode or prefill may be followed by dtypes ("bf16", "f16", "e4m3fn"; "bf16/e4m3fn" of decode's queries
-// and cache, "e4m3fn/bf16" of prefill's keys and values). --time: device times instead of tests, of decode's cells
-// (numbers of kCells in cuda_timing.h), with other tiles or pages than usual. Exits with 1 at the first mismatch.
+// packing, gather and merging alone ("context"), mla_sparse_decode alone ("sparse", or "sparse:NAME" by that variant),
+// decode by that variant alone; a variant may be followed by dtypes ("bf16", "f16", "e4m3fn"; "bf16/e4m3fn" of decode's
+// queries and cache, "e4m3fn/bf16" of prefill's keys and values). --time: device times instead of tests, of decode's
+// cells (numbers of kCells in cuda_timing.h), with other tiles or pages than usual. Exits with 1 at the first mismatch.
 #include <chrono>
 
 #include "tests/native/cuda_context_timing.h"
@@ -71,7 +71,12 @@ constexpr Group kContextGroups[] = {
     {"merge_states", merge_group},
 };
 
-constexpr Group kSparseGroups[] = {
+struct SparseGroup {
+  const char* name;
+  std::string (*run)(const std::vector<SparseCell>& cells, bool quick);
+};
+
+constexpr SparseGroup kSparseGroups[] = {
     {"mla_sparse_decode: heads, top-k, dtypes", sparse_group},
     {"mla_sparse_decode: empty rows", sparse_empty_group},
     {"mla_sparse_decode: repeats", sparse_repeats_group},
@@ -79,7 +84,9 @@ constexpr Group kSparseGroups[] = {
 
 constexpr Group kOtherGroups[] = {
     {"plan_decode", plan_group},
+    {"mla_decode over fp8_ds_mla", dense_ds_mla_group},
     {"update_cache", update_group},
+    {"update_cache: fp8_ds_mla", update_ds_mla_group},
     {"update_cache: casts to e4m3fn", cast_group},
 };
 
@@ -95,7 +102,8 @@ void run_group(const std::string& name, Run run) {
 }
 
 int run_all(bool quick, const std::string& only) {
-  bool known = only.empty() || only == "context" || only == "sparse";
+  const std::vector<SparseCell> sparse = sparse_cells(only.empty() ? "sparse" : only);
+  bool known = only.empty() || only == "context" || !sparse.empty();
   for (const Variant& variant : decode_variants()) {
     if (!selected(variant, only)) continue;
     known = true;
@@ -118,8 +126,8 @@ int run_all(bool quick, const std::string& only) {
   for (const Group& group : kContextGroups) {
     if (only.empty() || only == "context") run_group(group.name, [&] { return group.run(quick); });
   }
-  for (const Group& group : kSparseGroups) {
-    if (only.empty() || only == "sparse") run_group(group.name, [&] { return group.run(quick); });
+  for (const SparseGroup& group : kSparseGroups) {
+    if (!sparse.empty()) run_group(group.name, [&] { return group.run(sparse, quick); });
   }
   for (const Group& group : kOtherGroups) {
     if (only.empty()) run_group(group.name, [&] { return group.run(quick); });
@@ -161,8 +169,8 @@ int main(int argc, char** argv) {
     }
   } else if (variant == "context") {
     mla::test::time_context();
-  } else if (variant == "sparse") {
-    mla::test::time_sparse();
+  } else if (variant.rfind("sparse", 0) == 0) {
+    mla::test::time_sparse(variant);
   } else {
     mla::test::time_all(variant, cells, forced);
   }

@@ -183,6 +183,99 @@ inline std::string cast_group(bool) {
   return std::to_string(count) + " x 65536 values";
 }
 
+// --- fp8_ds_mla, bit for bit by the layout's rule; of NaN any.
+
+template <class Element>
+void check_ds_mla_update(int32_t tokens, int32_t distinct, bool hash, bool power_of_two, uint32_t seed) {
+  Random random(seed);
+  const int64_t slots = distinct + 7;
+  std::vector<Element> latents(int64_t{tokens} * kLatent), ropes(int64_t{tokens} * kRope);
+  for (int32_t t = 0; t < tokens; ++t) {
+    const float size =
+        std::ldexp(1.0f, std::is_same_v<Element, __half> ? pick(random, -14, 10) : pick(random, -40, 40));
+    for (int c = 0; c < kLatent; ++c) {
+      const int kind = pick(random, 0, 200);
+      const float special[] = {0, NAN, INFINITY, -INFINITY};
+      const bool zeros = t % 5 == 0 && c < kDsMlaGroup;
+      const float x = zeros ? 0 : kind < 4 && t % 3 == 0 ? special[kind] : pick(random, -1000, 1000) * 1e-3f * size;
+      latents[int64_t{t} * kLatent + c] = host_element<Element>(x);
+    }
+    for (int c = 0; c < kRope; ++c)
+      ropes[int64_t{t} * kRope + c] = host_element<Element>(pick(random, -99, 99) * 0.37f);
+  }
+  std::vector<int32_t> mapping(tokens);
+  for (int32_t& slot : mapping) slot = pick(random, 0, 9) == 0 ? -1 : pick(random, 0, distinct - 1);
+  std::vector<uint8_t> expected(slots * kDsMlaBytes, 0xA5);
+  for (int32_t t = 0; t < tokens; ++t) {
+    if (mapping[t] < 0) continue;
+    uint8_t* const row = expected.data() + int64_t{mapping[t]} * kDsMlaBytes;
+    for (int group = 0; group < kLatent / kDsMlaGroup; ++group) {
+      const Element* const first = latents.data() + int64_t{t} * kLatent + group * kDsMlaGroup;
+      float largest = 0;
+      for (int c = 0; c < kDsMlaGroup; ++c) {
+        const float magnitude = std::fabs(host_float(first[c]));
+        if (std::isfinite(magnitude)) largest = std::max(largest, magnitude);
+      }
+      float scale = std::max(largest, 1e-4f) / 448.0f;
+      if (power_of_two) {
+        int exponent = 0;
+        const float fraction = std::frexp(scale, &exponent);
+        scale = std::ldexp(1.0f, fraction == 0.5f ? exponent - 1 : exponent);
+      }
+      std::memcpy(row + kLatent + group * 4, &scale, sizeof(scale));
+      for (int c = 0; c < kDsMlaGroup; ++c) {
+        row[group * kDsMlaGroup + c] = e4m3fn_rule(host_float(first[c]) / scale, /*saturate=*/false);
+      }
+    }
+    for (int c = 0; c < kRope; ++c) {
+      const auto x = host_element<__nv_bfloat16>(host_float(ropes[int64_t{t} * kRope + c]));
+      std::memcpy(row + kDsMlaBytes - kRope * 2 + c * 2, &x, 2);
+    }
+  }
+
+  const Array<Element> kv_c(latents), k_pe(ropes);
+  const Array<int32_t> slot_mapping(mapping);
+  Array<uint8_t> cache(std::vector<uint8_t>(slots * kDsMlaBytes, 0xA5));
+  int32_t owner_slots = 1;
+  while (owner_slots < 2 * tokens) owner_slots *= 2;
+  Array<int32_t> owners(size_t{2} * owner_slots);
+  UpdateCacheParams p{};
+  p.cache = cache.data();
+  p.kv_c = kv_c.data();
+  p.k_pe = k_pe.data();
+  p.slot_mapping = slot_mapping.data();
+  p.owners = hash ? owners.data() : nullptr;
+  p.owner_slots = hash ? owner_slots : 0;
+  p.pages = slots;
+  p.layers = p.page_size = 1;
+  p.tokens = tokens;
+  p.ds_mla = true;
+  p.power_of_two_scales = power_of_two;
+  p.input_dtype = dtype_of<Element>();
+  p.cache_dtype = DType::kE4M3FN;
+  check(update_cache(p, device()));
+  const std::vector<uint8_t> stored = cache.download();
+  for (size_t i = 0; i < stored.size(); ++i) {
+    const bool nan = i % kDsMlaBytes < kLatent && (stored[i] & 0x7F) == 0x7F && (expected[i] & 0x7F) == 0x7F;
+    require(stored[i] == expected[i] || nan, "fp8_ds_mla: byte " + std::to_string(i % kDsMlaBytes) + " of slot " +
+                                                 std::to_string(i / kDsMlaBytes) + " is " + std::to_string(stored[i]));
+  }
+}
+
+inline std::string update_ds_mla_group(bool quick) {
+  for (bool hash : {false, true}) {
+    for (bool power_of_two : {false, true}) {
+      for (int32_t tokens : {1, 40, 3000}) {
+        if (quick && tokens > 100) continue;
+        check_ds_mla_update<__nv_bfloat16>(tokens, tokens, hash, power_of_two, 20);
+        check_ds_mla_update<__half>(tokens, tokens / 3 + 1, hash, power_of_two, 21);
+        check_ds_mla_update<float>(tokens, tokens, hash, power_of_two, 22);
+      }
+    }
+  }
+  return {};
+}
+
 // --- merge_states
 
 template <class Element>

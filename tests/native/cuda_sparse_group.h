@@ -9,29 +9,59 @@
 
 namespace mla::test {
 
+// A kernel of mla_sparse_decode and what it reads.
 struct SparseCell {
+  std::string name;
+  int32_t number;  // SparseDecodeParams::variant
   DType q_dtype, cache_dtype;
   bool ds_mla;
+  std::vector<int32_t> tile_rows;
 
-  std::string text() const {
+  std::string dtypes() const {
     return std::string(short_name(q_dtype)) + "/" + (ds_mla ? "ds_mla" : short_name(cache_dtype));
   }
+  std::string text() const { return name + " " + dtypes(); }
   int64_t token_bytes() const { return ds_mla ? kDsMlaBytes : kWidth * size_of(cache_dtype); }
+
+  // As few tiles as the largest allows, and for these the smallest.
+  int32_t rows_for(int32_t heads) const {
+    const int32_t tiles = (heads + tile_rows.back() - 1) / tile_rows.back();
+    return *std::find_if(tile_rows.begin(), tile_rows.end(), [&](int32_t rows) { return heads <= rows * tiles; });
+  }
 };
 
-constexpr SparseCell kSparseCells[] = {
-    {DType::kBF16, DType::kBF16, false},     {DType::kF16, DType::kF16, false},
-    {DType::kBF16, DType::kE4M3FN, false},   {DType::kF16, DType::kE4M3FN, false},
-    {DType::kE4M3FN, DType::kE4M3FN, false}, {DType::kBF16, DType::kE4M3FN, true},
-};
+// Those that `only` names ("sparse": all; "sparse:NAME", "sparse:NAME,DTYPES") and this device runs.
+inline std::vector<SparseCell> sparse_cells(const std::string& only) {
+  int32_t major = 0, minor = 0;
+  check(device_attribute(&major, cudaDevAttrComputeCapabilityMajor, device()));
+  check(device_attribute(&minor, cudaDevAttrComputeCapabilityMinor, device()));
+  const std::vector<const char*> names = variants();
+  std::vector<SparseCell> cells;
+  for (const Capability& row : capabilities()) {
+    const std::string architecture = row.architecture;
+    const bool runs = architecture.back() == '+' || architecture == "sm_" + std::to_string(major * 10 + minor);
+    if (row.operation != std::string("mla_sparse_decode") || !runs) continue;
+    const auto position =
+        std::find_if(names.begin(), names.end(), [&](const char* name) { return row.variant == std::string(name); });
+    require(position != names.end(), std::string("variants() lacks ") + row.variant);
+    const bool ds_mla = row.cache_dtype == std::string("fp8_ds_mla");
+    const SparseCell cell{row.variant,
+                          static_cast<int32_t>(position - names.begin()) + 1,
+                          dtype_named(row.q_dtype),
+                          ds_mla ? DType::kE4M3FN : dtype_named(row.cache_dtype),
+                          ds_mla,
+                          row.tile_rows};
+    const std::string name = "sparse:" + cell.name;
+    if (only == "sparse" || only == name || only == name + "," + cell.dtypes()) cells.push_back(cell);
+  }
+  return cells;
+}
 
 struct SparseSizes {
   int32_t tokens = 2, heads = 24, topk = 100, slots = 400, splits = 1, layers = 1, layer = 0;
   enum Indices { kMasked, kWhole, kNothing, kDuplicates } indices = kMasked;
   bool pair = false, sink = false, lens = false;
 };
-
-inline int32_t sparse_tile_rows(int32_t heads) { return heads <= 16 ? 16 : heads <= 32 ? 32 : 64; }
 
 class SparseProblem {
  public:
@@ -72,7 +102,8 @@ class SparseProblem {
     p.heads = s.heads;
     p.topk = s.topk;
     p.splits = s.splits;
-    p.tile_rows = sparse_tile_rows(s.heads);
+    p.tile_rows = cell.rows_for(s.heads);
+    p.variant = cell.number;
     p.k_scales = scaled ? 1 : 0;
     p.scale = kScale;
     p.ds_mla = cell.ds_mla;
@@ -83,11 +114,15 @@ class SparseProblem {
   }
 
   void run() {
+    poison();
+    check(sparse_decode(params(), device()));
+  }
+
+  void poison() {
     out_.poison();
     lse_.poison();
     partial_out_.poison();
     partial_lse_.poison();
-    check(sparse_decode(params(), device()));
   }
 
   Bytes out() const { return out_.download(); }
@@ -254,11 +289,11 @@ class SparseProblem {
   Array<float> sink_on_device_, scales_, lse_, partial_out_, partial_lse_;
 };
 
-inline std::string sparse_group(bool quick) {
+inline std::string sparse_group(const std::vector<SparseCell>& cells, bool quick) {
   Random random(31);
   double worst = 0;
   int cases = 0;
-  for (const SparseCell& cell : kSparseCells) {
+  for (const SparseCell& cell : cells) {
     for (int32_t topk : {1, 63, 64, 192, 2048}) {
       for (int32_t heads : {1, 16, 17, 24, 33, 64, 65, 128, 144}) {
         if (quick && (topk + heads) % 3 != 0) continue;
@@ -284,9 +319,9 @@ inline std::string sparse_group(bool quick) {
 }
 
 // Layers out of range and nothing chosen: empty rows, whatever the number of splits.
-inline std::string sparse_empty_group(bool) {
+inline std::string sparse_empty_group(const std::vector<SparseCell>& cells, bool) {
   Random random(32);
-  for (const SparseCell& cell : kSparseCells) {
+  for (const SparseCell& cell : cells) {
     for (int32_t layer : {-1, 2, INT32_MIN, INT32_MAX, 0}) {
       for (int32_t splits : {1, 2}) {
         SparseSizes s;
@@ -304,9 +339,9 @@ inline std::string sparse_empty_group(bool) {
   return {};
 }
 
-inline std::string sparse_repeats_group(bool quick) {
+inline std::string sparse_repeats_group(const std::vector<SparseCell>& cells, bool quick) {
   Random random(33);
-  for (const SparseCell& cell : kSparseCells) {
+  for (const SparseCell& cell : cells) {
     SparseSizes s;
     s.topk = 2048;
     s.splits = 8;
@@ -323,53 +358,202 @@ inline std::string sparse_repeats_group(bool quick) {
   return {};
 }
 
-// Device times of the wrapper's choice of splits, by graph replays; every token of the cache is finite.
-inline void time_sparse() {
-  int32_t multiprocessors = 0;
-  check(device_attribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device()));
-  constexpr int32_t kTopk = 2048, kSlots = 1 << 19;
-  for (const SparseCell& cell : {kSparseCells[0], kSparseCells[5]}) {
-    const Array<uint8_t> cache(kSlots * cell.token_bytes());
-    check(cudaMemset(cache.data(), 0x38, cache.size()));
-    for (int32_t tokens : {128, 1}) {
-      std::vector<int32_t> indices(int64_t{tokens} * kTopk);
-      Random random(34);
-      for (int32_t& slot : indices) slot = pick(random, 0, kSlots - 1);
-      const Array<int32_t> indices_on_device(indices);
-      for (int32_t heads : {16, 24, 64, 128}) {
-        const int32_t rows = sparse_tile_rows(heads), tiles = (heads + rows - 1) / rows;
-        const int32_t splits = std::max(1, std::min(multiprocessors / (tokens * tiles), kTopk / 128));
-        const int64_t all = int64_t{tokens} * heads;
-        const Array<uint16_t> q(all * kWidth), out(all * kLatent);
-        const Array<float> lse(all), partial_out(splits * all * kLatent), partial_lse(splits * all);
-        fill(reinterpret_cast<__nv_bfloat16*>(q.data()), all * kWidth, 35);
-        SparseDecodeParams p{};
-        p.q_latent = q.data();
-        p.q_rope = q.data() + kLatent;
-        p.q_latent_stride = p.q_rope_stride = kWidth;
-        p.cache = cache.data();
-        p.indices = indices_on_device.data();
-        p.out = out.data();
-        p.lse = lse.data();
-        p.partial_out = partial_out.data();
-        p.partial_lse = partial_lse.data();
-        p.slots = kSlots;
-        p.layers = 1;
-        p.tokens = tokens;
-        p.heads = heads;
-        p.topk = kTopk;
-        p.splits = splits;
-        p.tile_rows = rows;
-        p.scale = 0.07f;
-        p.ds_mla = cell.ds_mla;
-        p.q_dtype = p.out_dtype = DType::kBF16;
-        p.cache_dtype = cell.cache_dtype;
-        const double us = time_calls(10, [&](int) { check(sparse_decode(p, device())); });
-        const double chosen = 1.0 * tokens * kTopk;
-        std::printf("%3d queries x top-k %d, %3d heads, %-12s %2d splits %8.1f us %6.2f TB/s %7.1f TFLOP/s\n", tokens,
-                    kTopk, heads, cell.text().c_str(), splits, us, chosen * cell.token_bytes() / us * 1e-6,
-                    2 * chosen * heads * (kWidth + kLatent) / us * 1e-6);
+// mla_decode over fp8_ds_mla: pages of one token, and a token's indices as a request's page table. Ids outside the
+// cache are masked there too.
+inline std::string dense_ds_mla_group(bool quick) {
+  Random random(36);
+  double worst = 0;
+  int cases = 0;
+  const SparseCell cell{"generic", 1, DType::kBF16, DType::kE4M3FN, true, {16, 32, 64}};
+  for (int32_t keys : {1, 63, 64, 200, 2048}) {
+    for (int32_t heads : {1, 16, 24, 64, 128}) {
+      if (quick && (keys + heads) % 3 != 0) continue;
+      SparseSizes s;
+      s.topk = keys;
+      s.heads = heads;
+      s.tokens = pick(random, 1, 4);
+      s.layers = pick(random, 1, 2);
+      s.layer = pick(random, 0, s.layers - 1);
+      s.pair = pick(random, 0, 1) == 1;
+      SparseProblem problem(cell, s, random);
+      const SparseDecodeParams sparse = problem.params();
+      const int32_t tile_rows = sparse.tile_rows, row_tiles = (heads + tile_rows - 1) / tile_rows;
+      const Array<int32_t> kv_lens(std::vector<int32_t>(s.tokens, keys));
+      const PlanArrays plan(s.tokens, row_tiles, tile_rows, device_parts(), /*batch_invariant=*/false);
+      const Array<float> partial_out(int64_t{plan.plan.max_partials} * tile_rows * kLatent);
+      const Array<float> partial_lse(int64_t{plan.plan.max_partials} * tile_rows);
+      DecodeParams p{};
+      p.q_latent = sparse.q_latent;
+      p.q_rope = sparse.q_rope;
+      p.q_latent_stride = sparse.q_latent_stride;
+      p.q_rope_stride = sparse.q_rope_stride;
+      p.cache = sparse.cache;
+      p.layer = sparse.layer;
+      p.page_table = sparse.indices;
+      p.kv_lens = kv_lens.data();
+      p.plan = plan.plan;
+      p.out = sparse.out;
+      p.lse = sparse.lse;
+      p.partial_out = partial_out.data();
+      p.partial_lse = partial_lse.data();
+      p.pages = s.slots;
+      p.layers = s.layers;
+      p.page_size = 1;
+      p.max_pages = keys;
+      p.batch = p.tokens = s.tokens;
+      p.heads = heads;
+      p.max_q_len = 1;
+      p.variant = cell.number;
+      p.scale = sparse.scale;
+      p.causal = true;
+      p.ds_mla = true;
+      p.q_dtype = p.out_dtype = DType::kBF16;
+      p.cache_dtype = DType::kE4M3FN;
+      PlanDecodeParams planning{};
+      planning.kv_lens = p.kv_lens;
+      planning.plan = p.plan;
+      planning.batch = p.batch;
+      planning.heads = heads;
+      planning.max_q_len = 1;
+      planning.overhead_blocks = 1;
+      planning.min_part_blocks = 2;
+      planning.slack = 16;
+      problem.poison();
+      check(plan_decode(planning, device()));
+      check(decode(p, device()));
+      worst = std::max(worst, problem.compare());
+      ++cases;
+    }
+  }
+  return std::to_string(cases) + " cases, worst error " + std::to_string(worst);
+}
+
+// Finite tokens for times: `count` of them, some thousands of random ones over and over.
+inline Array<uint8_t> timed_cache(const SparseCell& cell, int64_t count) {
+  constexpr int64_t kDifferent = 1 << 12;
+  Random random(34);
+  Bytes tokens(kDifferent * cell.token_bytes());
+  for (uint8_t& byte : tokens) byte = static_cast<uint8_t>(random());
+  for (int64_t t = 0; t < kDifferent; ++t) {
+    uint8_t* const token = tokens.data() + t * cell.token_bytes();
+    const int codes = cell.ds_mla ? kLatent : kWidth;
+    for (int c = 0; c < codes; ++c) {
+      const float x = static_cast<float>(pick(random, -1000, 1000)) * 1e-3f;
+      if (cell.cache_dtype == DType::kE4M3FN) {
+        token[c] = finite_code(random());
+      } else {
+        set_value(cell.cache_dtype, token + c * size_of(cell.cache_dtype), x);
       }
+    }
+    if (!cell.ds_mla) continue;
+    for (int group = 0; group < kLatent / kDsMlaGroup; ++group) {
+      const float scale = 0.002f * static_cast<float>(1 + group);
+      std::memcpy(token + kLatent + group * 4, &scale, sizeof(scale));
+    }
+    for (int c = 0; c < kRope; ++c) {
+      set_value(DType::kBF16, token + kDsMlaBytes - kRope * 2 + c * 2, static_cast<float>(pick(random, -9, 9)) * 0.1f);
+    }
+  }
+  Array<uint8_t> cache(count * cell.token_bytes());
+  for (int64_t first = 0; first < count; first += kDifferent) {
+    const size_t bytes = std::min(kDifferent, count - first) * cell.token_bytes();
+    check(cudaMemcpy(cache.data() + first * cell.token_bytes(), tokens.data(), bytes, cudaMemcpyHostToDevice));
+  }
+  return cache;
+}
+
+// Device time of the wrapper's choice of splits, by graph replays.
+inline void time_sparse_call(const SparseCell& cell, const Array<uint8_t>& cache, int64_t slots, int32_t tokens,
+                             int32_t heads) {
+  constexpr int32_t kTopk = 2048;
+  Random random(35);
+  std::vector<int32_t> indices(int64_t{tokens} * kTopk);
+  for (int32_t& slot : indices) slot = pick(random, 0, static_cast<int>(slots) - 1);
+  const Array<int32_t> indices_on_device(indices);
+  const int32_t rows = cell.rows_for(heads), tiles = (heads + rows - 1) / rows;
+  const int32_t splits = std::max(1, std::min(device_parts() / (tokens * tiles), kTopk / 128));
+  const int64_t all = int64_t{tokens} * heads, partials = splits == 1 ? 0 : splits * all;
+  const Array<uint16_t> q(all * kWidth), out(all * kLatent);
+  const Array<float> lse(all), partial_out(partials * kLatent), partial_lse(partials);
+  fill(reinterpret_cast<__nv_bfloat16*>(q.data()), all * kWidth, 35);
+  SparseDecodeParams p{};
+  p.q_latent = q.data();
+  p.q_rope = q.data() + kLatent;
+  p.q_latent_stride = p.q_rope_stride = kWidth;
+  p.cache = cache.data();
+  p.indices = indices_on_device.data();
+  p.out = out.data();
+  p.lse = lse.data();
+  p.partial_out = partial_out.data();
+  p.partial_lse = partial_lse.data();
+  p.slots = slots;
+  p.layers = 1;
+  p.tokens = tokens;
+  p.heads = heads;
+  p.topk = kTopk;
+  p.splits = splits;
+  p.tile_rows = rows;
+  p.variant = cell.number;
+  p.scale = 0.07f;
+  p.ds_mla = cell.ds_mla;
+  p.q_dtype = p.out_dtype = DType::kBF16;
+  p.cache_dtype = cell.cache_dtype;
+  const double us = time_calls(tokens > 1000 ? 2 : 10, [&](int) { check(sparse_decode(p, device())); });
+  const double chosen = 1.0 * tokens * kTopk;
+  std::printf("%4d queries x top-k %d, %3d heads, %-20s %2d splits %8.1f us %6.2f TB/s %7.1f TFLOP/s\n", tokens, kTopk,
+              heads, cell.text().c_str(), splits, us, chosen * cell.token_bytes() / us * 1e-6,
+              2 * chosen * heads * (kWidth + kLatent) / us * 1e-6);
+  std::fflush(stdout);
+}
+
+// update_cache of bf16 tokens into distinct slots of a bf16 or fp8_ds_mla cache.
+inline void time_update(bool ds_mla, int32_t tokens) {
+  const int64_t row_bytes = ds_mla ? kDsMlaBytes : kWidth * 2, slots = 2 * int64_t{tokens};
+  const Array<uint8_t> cache(slots * row_bytes);
+  const Array<__nv_bfloat16> kv_c(int64_t{tokens} * kLatent), k_pe(int64_t{tokens} * kRope);
+  fill(kv_c.data(), kv_c.size(), 37);
+  fill(k_pe.data(), k_pe.size(), 38);
+  std::vector<int32_t> mapping(slots);
+  for (int64_t i = 0; i < slots; ++i) mapping[i] = static_cast<int32_t>(i);
+  std::shuffle(mapping.begin(), mapping.end(), Random(39));
+  mapping.resize(tokens);
+  const Array<int32_t> slot_mapping(mapping);
+  int32_t owner_slots = 0;  // as the wrapper: a search among few tokens, a table for many
+  if (tokens > 1024) {
+    for (owner_slots = 1; owner_slots < 2 * tokens;) owner_slots *= 2;
+  }
+  const Array<int32_t> owners(size_t{2} * owner_slots);
+  UpdateCacheParams p{};
+  p.cache = cache.data();
+  p.kv_c = kv_c.data();
+  p.k_pe = k_pe.data();
+  p.slot_mapping = slot_mapping.data();
+  p.owners = owner_slots == 0 ? nullptr : owners.data();
+  p.owner_slots = owner_slots;
+  p.pages = slots;
+  p.layers = p.page_size = 1;
+  p.tokens = tokens;
+  p.ds_mla = ds_mla;
+  p.input_dtype = DType::kBF16;
+  p.cache_dtype = ds_mla ? DType::kE4M3FN : DType::kBF16;
+  const double us = time_calls(10, [&](int) { check(update_cache(p, device())); });
+  std::printf("update_cache, %6d tokens, bf16 to %-8s %8.1f us %6.2f TB/s\n", tokens, ds_mla ? "ds_mla" : "bf16", us,
+              1.0 * tokens * (kWidth * 2 + row_bytes) / us * 1e-6);
+}
+
+// A decode step of 128 sequences with one and with two query tokens, a lone query, a prompt of 4096 tokens;
+// and first the updates of their cache.
+inline void time_sparse(const std::string& only) {
+  std::printf("copy ceiling %.2f TB/s\n", time_copy());
+  for (bool ds_mla : {false, true}) {
+    for (int32_t tokens : {65536, 128}) time_update(ds_mla, tokens);
+  }
+  constexpr int64_t kSlots = 1 << 19;
+  for (const SparseCell& cell : sparse_cells(only)) {
+    if (cell.q_dtype != DType::kBF16) continue;
+    const Array<uint8_t> cache = timed_cache(cell, kSlots);
+    for (int32_t tokens : {128, 256, 1, 4096}) {
+      for (int32_t heads : {128, 64, 24, 16}) time_sparse_call(cell, cache, kSlots, tokens, heads);
     }
   }
 }

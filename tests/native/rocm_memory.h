@@ -12,7 +12,8 @@ namespace mla::test {
 // A function of the runtime that the process has loaded.
 template <class Function>
 Function hip_function(const char* name) {
-  static void* const library = dlopen("libamdhip64.so.7", RTLD_NOW | RTLD_LOCAL);
+  static void* const newest = dlopen("libamdhip64.so.7", RTLD_NOW | RTLD_LOCAL);
+  static void* const library = newest != nullptr ? newest : dlopen("libamdhip64.so.6", RTLD_NOW | RTLD_LOCAL);
   return library == nullptr ? nullptr : reinterpret_cast<Function>(dlsym(library, name));
 }
 

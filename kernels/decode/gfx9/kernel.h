@@ -75,7 +75,8 @@ __device__ __forceinline__ void attend(const Job& job, const Visible<Shape>& vis
 #pragma unroll
     for (int m = 0; m < Shape::kRowFragments; ++m) seen[m] = static_cast<int32_t>(visible.end[m] - first);
     float highest[Shape::kRowFragments];
-    mask_scores<Shape>(shared, seen, job.scale, token_group, lane, scores, highest);
+    const bool all_visible = visible.hidden >= first + kTokens;
+    mask_scores<Shape>(shared, seen, all_visible, job.scale, token_group, lane, scores, highest);
     if constexpr (Shape::kTokenGroups > 1) {
 #pragma unroll
       for (int m = 0; m < Shape::kRowFragments; ++m) {
@@ -90,7 +91,7 @@ __device__ __forceinline__ void attend(const Job& job, const Visible<Shape>& vis
       }
     }
     weigh_block<Element, Shape>(shared, scores, highest, row_group, token_group, lane, softmax);
-    if (visible.hidden < first + kTokens) {
+    if (!all_visible) {
       lds_barrier();  // everyone has read the keys
       const int32_t begin = max_of(static_cast<int32_t>(visible.hidden - first), 0);
       hide_nan<Element>(shared, block, begin, min_of(job.end - first, kTokens), wave * kWave + lane_anew());

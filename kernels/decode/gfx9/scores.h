@@ -130,24 +130,38 @@ __device__ __forceinline__ float reduce_over_row(float value, Combine combine) {
 }
 
 // Scores in base 2; -inf where the row does not see the token. `visible`: the first token of the block that the row
-// does not see. Returns by row the highest.
+// does not see; `all_visible`: every row sees the whole block, if all its tokens exist. Gives by row the highest.
 template <class Shape, class Shared>
 __device__ __forceinline__ void mask_scores(const Shared& shared, const int32_t (&visible)[Shape::kRowFragments],
-                                            float scale, int token_group, int lane, Scores<Shape>& scores,
-                                            float (&highest)[Shape::kRowFragments]) {
-  const uint32_t valid = *reinterpret_cast<const uint32_t*>(shared.valid);
+                                            bool all_visible, float scale, int token_group, int lane,
+                                            Scores<Shape>& scores, float (&highest)[Shape::kRowFragments]) {
+  const auto valid = static_cast<uint32_t>(uniform(*reinterpret_cast<const int32_t*>(shared.valid)));
+#pragma unroll
+  for (int m = 0; m < Shape::kRowFragments; ++m) {
+#pragma unroll
+    for (int n = 0; n < Shape::kTokenFragments; ++n) scores[m][n] *= scale;
+  }
+  if (!all_visible || valid != ~0u) {
+#pragma unroll
+    for (int m = 0; m < Shape::kRowFragments; ++m) {
+#pragma unroll
+      for (int n = 0; n < Shape::kTokenFragments; ++n) {
+        const int token = (token_group * Shape::kTokenFragments + n) * 16 + lane / 16 * 4;
+#pragma unroll
+        for (int r = 0; r < 4; ++r) {
+          const bool seen = (valid >> (token + r) & 1) != 0 && token + r < visible[m];
+          scores[m][n][r] = seen ? scores[m][n][r] : -INFINITY;
+        }
+      }
+    }
+  }
 #pragma unroll
   for (int m = 0; m < Shape::kRowFragments; ++m) {
     highest[m] = -INFINITY;
 #pragma unroll
     for (int n = 0; n < Shape::kTokenFragments; ++n) {
-      const int token = (token_group * Shape::kTokenFragments + n) * 16 + lane / 16 * 4;
 #pragma unroll
-      for (int r = 0; r < 4; ++r) {
-        const bool seen = (valid >> (token + r) & 1) != 0 && token + r < visible[m];
-        scores[m][n][r] = seen ? scores[m][n][r] * scale : -INFINITY;
-        highest[m] = __builtin_fmaxf(highest[m], scores[m][n][r]);
-      }
+      for (int r = 0; r < 4; ++r) highest[m] = __builtin_fmaxf(highest[m], scores[m][n][r]);
     }
     highest[m] = reduce_over_row(highest[m], Largest());
   }
@@ -158,7 +172,6 @@ template <class Element, class Shape, class Shared>
 __device__ __forceinline__ void weigh_block(Shared& shared, const Scores<Shape>& scores,
                                             const float (&highest)[Shape::kRowFragments], int row_group,
                                             int token_group, int lane, Softmax<Shape>& softmax) {
-  using Four = Element __attribute__((ext_vector_type(4)));
 #pragma unroll
   for (int m = 0; m < Shape::kRowFragments; ++m) {
     const int row = (row_group * Shape::kRowFragments + m) * 16 + lane % 16;
@@ -180,7 +193,7 @@ __device__ __forceinline__ void weigh_block(Shared& shared, const Scores<Shape>&
         softmax.sum[m] += weights[r];
       }
       const int token = (token_group * Shape::kTokenFragments + n) * 16 + lane / 16 * 4;
-      *reinterpret_cast<U32x2*>(&shared.weights[row][token]) = bits_as<U32x2>(__builtin_convertvector(weights, Four));
+      *reinterpret_cast<U32x2*>(&shared.weights[row][token]) = pack_weights<Element>(weights);
     }
   }
 }

@@ -31,6 +31,25 @@ struct Shape {
   static_assert(kBlockTokens % kTokens == 0, "a plan cuts at multiples of kBlockTokens");
 };
 
+// Four weights as elements. Where one is NaN so is the sum of its row, by which all is divided: it may become anything.
+template <class Element>
+__device__ __forceinline__ U32x2 pack_weights(F32x4 weights) {
+  if constexpr (kGfx950 || !std::is_same_v<Element, BF16>) {
+    using Four = Element __attribute__((ext_vector_type(4)));
+    return bits_as<U32x2>(__builtin_convertvector(weights, Four));
+  } else {
+    constexpr uint32_t kHighHalves = 0x07060302;
+    uint32_t rounded[4];
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      const auto bits = bits_as<uint32_t>(static_cast<float>(weights[r]));
+      rounded[r] = bits + 0x7FFF + (bits >> 16 & 1);  // to the nearest even
+    }
+    return {__builtin_amdgcn_perm(rounded[1], rounded[0], kHighHalves),
+            __builtin_amdgcn_perm(rounded[3], rounded[2], kHighHalves)};
+  }
+}
+
 // The lane's number, and the compiler does not know that it stays the same: what follows from it is computed where it
 // is used, instead of once in front of all loops, from where it would take registers throughout.
 __device__ __forceinline__ int lane_anew() {

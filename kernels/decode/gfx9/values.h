@@ -50,9 +50,11 @@ __device__ __forceinline__ void load_values(const Block& block, int wave, int la
 // Eight tokens' weights, times the scales of their values: a wave's 128 columns have one scale a token.
 template <class Element>
 __device__ __forceinline__ Fragment<Element> scale_weights(Fragment<Element> weights, const float* scales) {
-  using Eight = float __attribute__((ext_vector_type(8)));
-  const Eight scaled = __builtin_convertvector(weights, Eight) * *reinterpret_cast<const Eight*>(scales);
-  return __builtin_convertvector(scaled, Fragment<Element>);
+  const auto* factors = reinterpret_cast<const F32x4*>(scales);
+  const auto numbers = __builtin_convertvector(weights, float __attribute__((ext_vector_type(8))));
+  const U32x2 low = pack_weights<Element>(numbers.lo * factors[0]);
+  const U32x2 high = pack_weights<Element>(numbers.hi * factors[1]);
+  return bits_as<Fragment<Element>>(U32x4{low.x, low.y, high.x, high.y});
 }
 
 template <class Element, class Shape, class Shared>
@@ -118,10 +120,16 @@ __device__ __forceinline__ Columns columns_of(const F32x4 (&out)[8], int i, int 
 
 template <class Target>
 __device__ __forceinline__ void store_columns(Target* target, const Columns& columns, float factor) {
-  Vector<Target, 8> eight;
+  float __attribute__((ext_vector_type(8))) values;
 #pragma unroll
-  for (int c = 0; c < 8; ++c) eight.at[c] = static_cast<Target>(columns.at[c] * factor);
-  __builtin_memcpy(__builtin_assume_aligned(target + columns.first, 16), &eight, sizeof(eight));
+  for (int c = 0; c < 8; ++c) values[c] = columns.at[c] * factor;
+  auto* words = reinterpret_cast<U32x4*>(target + columns.first);
+  if constexpr (sizeof(Target) == 4) {
+    words[0] = bits_as<U32x4>(static_cast<F32x4>(values.lo));
+    words[1] = bits_as<U32x4>(static_cast<F32x4>(values.hi));
+  } else {
+    words[0] = bits_as<U32x4>(__builtin_convertvector(values, Fragment<Target>));
+  }
 }
 
 }  // namespace mla::gfx9

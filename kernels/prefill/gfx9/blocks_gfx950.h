@@ -100,11 +100,11 @@ class Blocks<Gfx950, Element> {
                                                    const unsigned char* values, uint32_t value_offset) {
 #pragma unroll
     for (int panel = 0; panel < kKeyPanels; ++panel) {
-      copy_to_lds(keys + panel * kPanelLine, key_offset, target + panel * kPanelBytes);
+      copy_to_lds(keys, key_offset + panel * kPanelLine, target + panel * kPanelBytes);
     }
 #pragma unroll
     for (int panel = 0; panel < kValuePanels; ++panel) {
-      copy_to_lds(values + panel * kPanelLine, value_offset, target + kKeyBytes + panel * kPanelBytes);
+      copy_to_lds(values, value_offset + panel * kPanelLine, target + kKeyBytes + panel * kPanelBytes);
     }
   }
 

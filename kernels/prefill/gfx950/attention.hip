@@ -94,8 +94,7 @@ __device__ __forceinline__ void attend_piece(const PrefillParams& p, const Scrat
   const float scale = exponent_scale(signed_scale);
   const bool key_mask = p.key_mask != nullptr;
 
-  const Blocks blocks(p, tile, keys, memory);
-  blocks.start(begin);
+  Blocks blocks(p, tile, keys, begin, memory);
   Queries queries;
   load_queries(p, tile, row, signed_scale < 0, queries);
   Rows rows;

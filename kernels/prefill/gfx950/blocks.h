@@ -46,19 +46,26 @@ __device__ __forceinline__ Fragment value_fragment(LdsBytes block, int tile, int
 }
 
 class Blocks {
- public:
-  // `keys`: those of the request that some row sees, up to the piece's end.
-  __device__ __forceinline__ Blocks(const PrefillParams& p, const Tile& tile, int32_t keys, LdsBytes memory)
-      : sources_(p, tile, 1), memory_(memory), keys_(keys) {}
+  static constexpr int kWaveKeys = kBlockKeys / kWaves;
+  static_assert(kWaveKeys * kPanelLine == kWave * 16);
 
-  // Of 8-bit blocks `begin` is the first.
-  __device__ __forceinline__ void start(int32_t begin) const {
+ public:
+  // `keys`: those of the request that some row sees, up to the piece's end. `begin`: the first block.
+  __device__ __forceinline__ Blocks(const PrefillParams& p, const Tile& tile, int32_t keys, int32_t begin,
+                                    LdsBytes memory)
+      : sources_(p, tile, 1),
+        memory_(memory),
+        keys_(keys),
+        next_keys_(sources_.keys + int64_t{begin} * kBlockKeys * sources_.key_stride),
+        next_values_(sources_.values + int64_t{begin} * kBlockKeys * sources_.value_stride),
+        key_offset_(first_key(lane_id()) * sources_.key_stride + chunk(lane_id()) * 16),
+        value_offset_(first_key(lane_id()) * sources_.value_stride + chunk(lane_id()) * 16) {
     if (begin * kBlockKeys < keys_) load(begin);
   }
 
   // Block number `block`, and the next one on its way. masked: see cleared.
   __device__ __forceinline__ LdsBytes take(int32_t block, bool masked, const KeyBits<kBlockKeys>& bits,
-                                           int32_t& unusable) const {
+                                           int32_t& unusable) {
     wait_for_loads<0>();
     lds_barrier();  // the block is here for everyone, and everyone has done with the one before it
     if ((block + 1) * kBlockKeys < keys_) load(block + 1);
@@ -83,32 +90,43 @@ class Blocks {
     lds_barrier();
   }
 
-  // A wave brings 16 keys: of each panel 16 lines of four chunks. Keys behind the last one are that one again; nobody
-  // sees them.
-  __device__ __forceinline__ void load(int32_t block) const {
-    constexpr int kWaveKeys = kBlockKeys / kWaves;
-    static_assert(kWaveKeys * kPanelLine == kWave * 16);
-    const int lane = in_place(lane_id()), row = lane / 4, first = wave_id() * kWaveKeys;
-    const LdsBytes target = memory_ + block % kStages * kBlockBytes + first * kPanelLine;
-    const int64_t position = int64_t{block} * kBlockKeys;
-    const unsigned char* keys = sources_.keys + position * sources_.key_stride;
-    const unsigned char* values = sources_.values + position * sources_.value_stride;
-    const auto key = static_cast<uint32_t>(clamp(first + row, 0, keys_ - 1 - block * kBlockKeys));
-    const uint32_t chunk = ((lane % 4) ^ swizzle(row)) * 16;
+  // Which key of a block a lane brings, and which chunk of its line: the one that belongs where it writes.
+  __device__ __forceinline__ static uint32_t first_key(int lane) { return wave_id() * kWaveKeys + lane / 4; }
+  __device__ __forceinline__ static uint32_t chunk(int lane) { return lane % 4 ^ swizzle(lane / 4); }
+
+  // A wave brings 16 keys: of each panel 16 lines of four chunks. Blocks come in order.
+  __device__ __forceinline__ void load(int32_t block) {
+    const LdsBytes target = memory_ + block % kStages * kBlockBytes + wave_id() * kWaveKeys * kPanelLine;
+    if ((block + 1) * kBlockKeys > keys_) {
+      // Keys behind the last one are that one again; nobody sees them.
+      const int lane = in_place(lane_id());
+      const uint32_t key = clamp(first_key(lane), 0, keys_ - 1 - block * kBlockKeys);
+      load_at(target, key * sources_.key_stride + chunk(lane) * 16, key * sources_.value_stride + chunk(lane) * 16);
+      return;
+    }
+    load_at(target, key_offset_, value_offset_);
+    next_keys_ += kBlockKeys * sources_.key_stride;
+    next_values_ += kBlockKeys * sources_.value_stride;
+  }
+
+  // Offsets: of this lane, from the block's first key.
+  __device__ __forceinline__ void load_at(LdsBytes target, uint32_t key_offset, uint32_t value_offset) const {
 #pragma unroll
     for (int panel = 0; panel < kKeyPanels; ++panel) {
-      copy_to_lds(keys + panel * kPanelLine, key * sources_.key_stride + chunk, target + panel * kPanelBytes);
+      copy_to_lds(next_keys_, key_offset + panel * kPanelLine, target + panel * kPanelBytes);
     }
 #pragma unroll
     for (int panel = 0; panel < kValuePanels; ++panel) {
-      copy_to_lds(values + panel * kPanelLine, key * sources_.value_stride + chunk,
-                  target + kKeyBytes + panel * kPanelBytes);
+      copy_to_lds(next_values_, value_offset + panel * kPanelLine, target + kKeyBytes + panel * kPanelBytes);
     }
   }
 
   Sources sources_;
   LdsBytes memory_;
   int32_t keys_;
+  const unsigned char* next_keys_;  // of the next block
+  const unsigned char* next_values_;
+  uint32_t key_offset_, value_offset_;  // of this lane, from a block's first key
 };
 
 }  // namespace mla::gfx9_prefill::fp8

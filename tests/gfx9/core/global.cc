@@ -41,7 +41,7 @@ void load(Wave& wave, const Instruction& in) {
     if (!active(exec, lane)) continue;
     uint32_t words[kRegisters] = {};
     if (kFlat && address[lane] >> 32 == kSharedAperture) {
-      std::memcpy(words, wave.group->lds.read(wave.id, static_cast<uint32_t>(address[lane]), kSize), kSize);
+      std::memcpy(words, wave.group->lds.read<kSize>(wave.id, static_cast<uint32_t>(address[lane])), kSize);
       wave.group->traffic.lds_read += kSize;
     } else {
       std::memcpy(words, wave.group->memory->at(address[lane], kSize, false, lane), kSize);
@@ -69,7 +69,7 @@ void store(Wave& wave, const Instruction& in) {
     uint32_t words[kRegisters];
     for (int r = 0; r < kRegisters; ++r) words[r] = wave.v[in.operand[1].first + r][lane] >> (kHigh ? 16 : 0);
     if (kFlat && address[lane] >> 32 == kSharedAperture) {
-      std::memcpy(wave.group->lds.write(wave.id, static_cast<uint32_t>(address[lane]), kSize), words, kSize);
+      std::memcpy(wave.group->lds.write<kSize>(wave.id, static_cast<uint32_t>(address[lane])), words, kSize);
       wave.group->traffic.lds_written += kSize;
     } else {
       std::memcpy(wave.group->memory->at(address[lane], kSize, true, lane), words, kSize);
@@ -91,13 +91,12 @@ void load_to_lds(Wave& wave, const Instruction& in) {
     if (!active(exec, lane)) continue;
     uint32_t offset = base + in.offset[0] + lane * kSize;
     const char* from = wave.group->memory->at(address[lane], kSize, false, lane);
-    std::memcpy(wave.group->lds.write(wave.id, offset, kSize), from, kSize);
+    std::memcpy(wave.group->lds.write<kSize>(wave.id, offset), from, kSize);
     wave.group->traffic.global_read += kSize;
     wave.group->traffic.lds_written += kSize;
     at.push_back(offset);
   }
-  if (wave.group->check_waits)
-    for (uint32_t offset : at) wave.group->lds.direct_issued(offset, kSize);
+  if (wave.group->check_waits) wave.group->lds.direct_issued(at, kSize);
   issue(wave, {Source::direct_load, true, 0, 0, true, kSize, std::move(at)});
 }
 

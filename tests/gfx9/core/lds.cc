@@ -46,7 +46,7 @@ void read(Wave& wave, const Instruction& in) {
     for (int lane = 0; lane < kLanes; ++lane) {
       if (!active(exec, lane)) continue;
       uint32_t words[kRegisters] = {};
-      std::memcpy(words, wave.group->lds.read(wave.id, all[next++], kSize), kSize);
+      std::memcpy(words, wave.group->lds.read<kSize>(wave.id, all[next++]), kSize);
       for (int r = 0; r < kRegisters; ++r) values[which * kRegisters + r][lane] = words[r];
     }
   wave.group->traffic.lds_read += all.size() * kSize;
@@ -79,7 +79,7 @@ void write(Wave& wave, const Instruction& in) {
       if (!active(wave.exec(), lane)) continue;
       uint32_t words[kRegisters];
       for (int r = 0; r < kRegisters; ++r) words[r] = values[r][lane];
-      std::memcpy(wave.group->lds.write(wave.id, at[next++], kSize), words, kSize);
+      std::memcpy(wave.group->lds.write<kSize>(wave.id, at[next++]), words, kSize);
     }
     wave.group->traffic.lds_written += at.size() * kSize;
     // One instruction counts once, whatever its number of accesses.
@@ -101,7 +101,7 @@ void read_transposed(Wave& wave, const Instruction& in) {
   std::vector<uint32_t> at = offsets(wave, in, address, 0);
   issue(wave, {Source::lds, true, in.operand[0].first, 2, false, 8, at});
   T elements[kLanes][n];
-  for (int lane = 0; lane < kLanes; ++lane) std::memcpy(elements[lane], wave.group->lds.read(wave.id, at[lane], 8), 8);
+  for (int lane = 0; lane < kLanes; ++lane) std::memcpy(elements[lane], wave.group->lds.read<8>(wave.id, at[lane]), 8);
   for (int lane = 0; lane < kLanes; ++lane) {
     int i = lane % 16;
     T moved[n];

@@ -4,10 +4,8 @@
 #include <array>
 #include <bit>
 #include <cstdint>
-#include <cstdio>
 #include <cstring>
 #include <deque>
-#include <stdexcept>
 #include <string>
 #include <vector>
 

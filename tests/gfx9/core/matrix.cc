@@ -6,6 +6,7 @@
 // results are kept and EXEC is ignored; with FP16_OVFL set a sum that overflows becomes the largest number, else
 // infinity.
 #include <algorithm>
+#include <array>
 #include <vector>
 
 #include "floats.h"
@@ -19,21 +20,30 @@ constexpr double kLargest = std::numeric_limits<float>::max();
 
 enum Format : int32_t { kF32, kF16, kBf16, kFp8, kBf8, kI8 };
 
-int format_bits(int32_t format) { return format == kF32 ? 32 : format == kF16 || format == kBf16 ? 16 : 8; }
+constexpr int format_bits(int32_t format) { return format == kF32 ? 32 : format == kF16 || format == kBf16 ? 16 : 8; }
 
-// The elements of one lane, from `registers` registers on.
-void unpack(const Wave& wave, int first, int lane, int32_t format, int elements, double* out) {
-  int each = 32 / format_bits(format);
+template <int32_t kFormat>
+double element(uint32_t bits, const std::array<float, 256>& fp8) {
+  switch (kFormat) {
+    case kF32: return std::bit_cast<float>(bits);
+    case kF16: return static_cast<float>(std::bit_cast<Half>(static_cast<uint16_t>(bits)));
+    case kBf16: return bf16_to_float(static_cast<uint16_t>(bits));
+    case kI8: return static_cast<int8_t>(bits);
+    default: return fp8[bits & 0xff];
+  }
+}
+
+// The elements of all lanes, register by register, to their places.
+template <int32_t kFormat>
+void unpack(const Wave& wave, int first, int elements, const uint16_t* index, double* dense) {
+  constexpr int kBits = format_bits(kFormat), kEach = 32 / kBits;
+  const auto& fp8 = fp8_values(wave.group->architecture, kFormat == kBf8);
   for (int e = 0; e < elements; ++e) {
-    uint32_t bits = wave.v[first + e / each][lane] >> format_bits(format) * (e % each);
-    switch (format) {
-      case kF32: out[e] = std::bit_cast<float>(bits); break;
-      case kF16: out[e] = static_cast<float>(std::bit_cast<Half>(static_cast<uint16_t>(bits))); break;
-      case kBf16: out[e] = bf16_to_float(static_cast<uint16_t>(bits)); break;
-      case kFp8: out[e] = fp8_values(wave.group->architecture, false)[bits & 0xff]; break;
-      case kBf8: out[e] = fp8_values(wave.group->architecture, true)[bits & 0xff]; break;
-      default: out[e] = static_cast<int8_t>(bits); break;
-    }
+    const uint32_t* bits = wave.v[first + e / kEach];
+    int shift = kBits * (e % kEach);
+    double values[kLanes];
+    for (int lane = 0; lane < kLanes; ++lane) values[lane] = element<kFormat>(bits[lane] >> shift, fp8);
+    for (int lane = 0; lane < kLanes; ++lane) dense[index[lane * elements + e]] = values[lane];
   }
 }
 
@@ -41,10 +51,22 @@ void gather(const Wave& wave, const Operand& operand, int32_t format, int elemen
             double* dense) {
   if (operand.kind != Kind::vector) throw Fault("a matrix operand is expected in vector registers");
   check_vector(wave, operand.first, operand.count);
-  double values[32];
-  for (int lane = 0; lane < kLanes; ++lane) {
-    unpack(wave, operand.first, lane, format, elements, values);
-    for (int e = 0; e < elements; ++e) dense[index[lane * elements + e]] = values[e];
+  static constexpr decltype(&unpack<kF32>) kUnpack[] = {unpack<kF32>, unpack<kF16>, unpack<kBf16>,
+                                                        unpack<kFp8>, unpack<kBf8>, unpack<kI8>};
+  kUnpack[format](wave, operand.first, elements, index, dense);
+}
+
+// D [row][column] += A [row][k] * B [k][column]. A product is exact in double precision, so that it makes no difference
+// whether it is fused with the sum.
+template <int kColumns>
+void accumulate(const MatrixLayout& m, const double* a, const double* b, double* d) {
+#pragma clang fp contract(fast)
+  for (int i = 0; i < m.rows; ++i) {
+    double sum[kColumns];
+    std::copy_n(d + i * kColumns, kColumns, sum);
+    for (int k = 0; k < m.depth; ++k)
+      for (int j = 0; j < kColumns; ++j) sum[j] += a[i * m.depth + k] * b[k * kColumns + j];
+    std::copy_n(sum, kColumns, d + i * kColumns);
   }
 }
 
@@ -82,15 +104,9 @@ void multiply(Wave& wave, const Instruction& in) {
       d[m.d[lane * m.results + r]] =
           kInteger ? static_cast<int32_t>(bits[lane]) : static_cast<double>(std::bit_cast<float>(bits[lane]));
   }
+  auto* one_block = m.columns == 32 ? accumulate<32> : m.columns == 16 ? accumulate<16> : accumulate<4>;
   for (int block = 0; block < m.blocks; ++block)
-    for (int i = 0; i < m.rows; ++i) {
-      double* row = &d[(block * m.rows + i) * m.columns];
-      for (int k = 0; k < m.depth; ++k) {
-        double factor = a[(block * m.rows + i) * m.depth + k];
-        const double* other = &b[(block * m.depth + k) * m.columns];
-        for (int j = 0; j < m.columns; ++j) row[j] += factor * other[j];
-      }
-    }
+    one_block(m, &a[block * m.rows * m.depth], &b[block * m.depth * m.columns], &d[block * m.rows * m.columns]);
   check_vector(wave, in.operand[0].first, m.results);
   for (int r = 0; r < m.results; ++r)
     for (int lane = 0; lane < kLanes; ++lane) {

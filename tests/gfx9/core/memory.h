@@ -77,42 +77,43 @@ class Lds {
  public:
   Lds(uint32_t size, bool check_races) : size_(size), check_races_(check_races), bytes_(size + 16, '\xff') {
     if (check_races) {
-      written_.assign(size, {});
-      read_.assign(size, {});
+      written_.assign(size, 0);
+      read_.assign(size, 0);
       direct_.assign(size, 0);
     }
   }
 
-  uint32_t size() const { return size_; }
   void set_epoch(uint32_t epoch) { epoch_ = epoch; }
 
-  char* read(int wave, uint32_t offset, uint32_t size) {
-    check_bounds(offset, size);
+  template <uint32_t kSize>
+  char* read(int wave, uint32_t offset) {
+    check_bounds(offset, kSize);
     if (check_races_) {
-      for (uint32_t byte = offset; byte < offset + size; ++byte) {
-        if (direct_[byte]) missing_wait(byte);
-        const Stamp& written = written_[byte];
-        if (written.epoch == epoch_ && written.wave != wave) race("reads", wave, byte, "written", written);
-        Stamp& read = read_[byte];
-        if (read.epoch < epoch_)
-          read = {epoch_, static_cast<int16_t>(wave)};
-        else if (read.wave != wave)
-          read.wave = kSeveral;
+      const uint32_t own = stamp(wave), shared = stamp(kSeveral);
+      const uint32_t* written = &written_[offset];
+      uint32_t* __restrict read = &read_[offset];
+      uint32_t conflicts = any_direct(offset, kSize);
+      for (uint32_t byte = 0; byte < kSize; ++byte) {
+        conflicts |= foreign(written[byte], own);
+        read[byte] = foreign(read[byte], own) ? shared : own;
       }
+      if (conflicts) [[unlikely]]
+        report("reads", wave, offset, kSize, written_, written_);
     }
     return &bytes_[offset];
   }
 
-  char* write(int wave, uint32_t offset, uint32_t size) {
-    check_bounds(offset, size);
+  template <uint32_t kSize>
+  char* write(int wave, uint32_t offset) {
+    check_bounds(offset, kSize);
     if (check_races_) {
-      for (uint32_t byte = offset; byte < offset + size; ++byte) {
-        if (direct_[byte]) missing_wait(byte);
-        const Stamp &written = written_[byte], &read = read_[byte];
-        if (written.epoch == epoch_ && written.wave != wave) race("writes", wave, byte, "written", written);
-        if (read.epoch == epoch_ && read.wave != wave) race("writes", wave, byte, "read", read);
-        written_[byte] = {epoch_, static_cast<int16_t>(wave)};
-      }
+      const uint32_t own = stamp(wave);
+      const uint32_t *written = &written_[offset], *read = &read_[offset];
+      uint32_t conflicts = any_direct(offset, kSize);
+      for (uint32_t byte = 0; byte < kSize; ++byte) conflicts |= foreign(written[byte], own) | foreign(read[byte], own);
+      if (conflicts) [[unlikely]]
+        report("writes", wave, offset, kSize, written_, read_);
+      std::fill_n(&written_[offset], kSize, own);
     }
     return &bytes_[offset];
   }
@@ -124,55 +125,70 @@ class Lds {
   }
 
   // Loads from memory into LDS have been issued, and have ended.
-  void direct_issued(uint32_t offset, uint32_t size) {
-    if (check_races_)
-      for (uint32_t byte = offset; byte < offset + size; ++byte) ++direct_[byte];
-  }
-  void direct_ended(const std::vector<uint32_t>& offsets, uint32_t size) {
-    if (check_races_)
-      for (uint32_t offset : offsets)
-        for (uint32_t byte = offset; byte < offset + size; ++byte) --direct_[byte];
-  }
+  void direct_issued(const std::vector<uint32_t>& offsets, uint32_t size) { count_direct(offsets, size, 1); }
+  void direct_ended(const std::vector<uint32_t>& offsets, uint32_t size) { count_direct(offsets, size, -1); }
 
   // A barrier was passed while these accesses of a wave may be outstanding: they count as made after it.
   void restamp(int wave, const std::vector<uint32_t>& offsets, uint32_t size, bool write) {
     if (!check_races_) return;
     for (uint32_t offset : offsets)
       for (uint32_t byte = offset; byte < offset + size; ++byte) {
-        Stamp& stamp = (write ? written_ : read_)[byte];
-        bool shared = stamp.epoch == epoch_ && stamp.wave != wave;
-        stamp = {epoch_, shared ? kSeveral : static_cast<int16_t>(wave)};
+        uint32_t& last = (write ? written_ : read_)[byte];
+        last = stamp(foreign(last, stamp(wave)) ? kSeveral : wave);
       }
   }
 
  private:
-  static constexpr int16_t kSeveral = -2;
-  struct Stamp {
-    uint32_t epoch = 0;  // epochs begin at 1
-    int16_t wave = -1;
-  };
+  static constexpr int kSeveral = 0xff;  // waves
+
+  // Epoch and wave of an access in one word, so that the loops over bytes become vector instructions. Epochs begin
+  // at 1.
+  uint32_t stamp(int wave) const { return epoch_ << 8 | static_cast<uint32_t>(wave); }
+  // An access of this epoch that is not by the wave alone whose stamp is `own`.
+  static bool foreign(uint32_t last, uint32_t own) { return last != own && (last ^ own) < 0x100; }
+
+  void count_direct(const std::vector<uint32_t>& offsets, uint32_t size, int change) {
+    if (!check_races_) return;
+    direct_total_ += change;
+    for (uint32_t offset : offsets)
+      for (uint32_t byte = offset; byte < offset + size; ++byte) direct_[byte] += change;
+  }
+
+  // Whether loads to LDS are outstanding on some of the bytes.
+  bool any_direct(uint32_t offset, uint32_t size) const {
+    return direct_total_ && std::any_of(&direct_[offset], &direct_[offset] + size, [](uint8_t count) { return count; });
+  }
 
   void check_bounds(uint32_t offset, uint32_t size) const {
     if (offset > size_ || size_ - offset < size)
       throw Fault("out of bounds: LDS bytes " + std::to_string(offset) + " to " +
                   std::to_string(static_cast<uint64_t>(offset) + size) + " of " + std::to_string(size_));
   }
-  [[noreturn]] static void race(const char* does, int wave, uint32_t byte, const char* did, const Stamp& other) {
-    throw Fault("LDS race: wave " + std::to_string(wave) + " " + does + " byte " + std::to_string(byte) + ", " + did +
-                " by " + (other.wave < 0 ? "several waves" : "wave " + std::to_string(other.wave)) +
+
+  // Tells of the first byte that is touched too early or by several waves.
+  [[noreturn]] void report(const char* does, int wave, uint32_t offset, uint32_t size,
+                           const std::vector<uint32_t>& written, const std::vector<uint32_t>& read) const {
+    uint32_t own = stamp(wave), byte = offset;
+    while (byte < offset + size - 1 && !direct_[byte] && !foreign(written[byte], own) && !foreign(read[byte], own))
+      ++byte;
+    std::string place = "LDS byte " + std::to_string(byte);
+    if (direct_[byte])
+      throw Fault("missing wait: " + place + " is the result of a load to LDS that no s_waitcnt vmcnt has waited for");
+    bool by_write = foreign(written[byte], own);
+    int other = (by_write ? written : read)[byte] & 0xff;
+    throw Fault("LDS race: wave " + std::to_string(wave) + " " + does + " byte " + std::to_string(byte) + ", " +
+                (by_write ? "written" : "read") + " by " +
+                (other == kSeveral ? "several waves" : "wave " + std::to_string(other)) +
                 " with no barrier between, or with one that it reached before the access had ended");
-  }
-  [[noreturn]] static void missing_wait(uint32_t byte) {
-    throw Fault("missing wait: LDS byte " + std::to_string(byte) +
-                " is the result of a load to LDS that no s_waitcnt vmcnt has waited for");
   }
 
   uint32_t size_;
   bool check_races_;
   uint32_t epoch_ = 1;
   std::vector<char> bytes_;
-  std::vector<Stamp> written_, read_;
-  std::vector<uint8_t> direct_;
+  std::vector<uint32_t> written_, read_;  // stamps of the last write, and of the last read or reads
+  std::vector<uint8_t> direct_;           // loads to LDS that are outstanding on each byte
+  int direct_total_ = 0;
 };
 
 }  // namespace gfx9
