@@ -424,22 +424,29 @@ axes.grid(True, which="major", alpha=0.3)
 # ## What would serve a call, here and elsewhere
 #
 # `explain` matches a call with the table of what is compiled in, for this machine or for another target; no GPU is
-# needed to ask. A module that this build does not have is named as such, and XLA serves the call.
+# needed to ask. A module that this build does not have is named as such, and XLA serves the call. So it does where
+# kernels have not passed their tests on hardware yet: those serve a call that asks for them by name.
 
 # %%
 TARGETS = {"this machine": None, "H200 (sm_90)": "sm_90", "MI300X (gfx942)": "gfx942", "MI355X (gfx950)": "gfx950"}
-CALLS = {
-    "mla_decode, 24 heads, bf16": {"operation": "mla_decode"},
-    "mla_decode, 24 heads, fp8 cache": {"operation": "mla_decode", "cache_dtype": "float8_e4m3fn"},
-    "mla_sparse_decode, bf16": {"operation": "mla_sparse_decode"},
-    "mla_prefill, bf16": {"operation": "mla_prefill"},
-    "mla_context, bf16": {"operation": "mla_context"},
-    "update_cache, bf16": {"operation": "update_cache"},
-}
 for name, target in TARGETS.items():
+    fp8 = "float8_e4m3fnuz" if target == "gfx942" else "float8_e4m3fn"  # the format that the hardware has
+    calls = {
+        "mla_decode, 24 heads, bf16": {"operation": "mla_decode"},
+        "mla_decode, 24 heads, fp8 cache": {"operation": "mla_decode", "cache_dtype": fp8},
+        "mla_sparse_decode, bf16": {"operation": "mla_sparse_decode"},
+        "mla_prefill, bf16": {"operation": "mla_prefill"},
+        "mla_context, bf16": {"operation": "mla_context"},
+        "update_cache, bf16": {"operation": "update_cache"},
+    }
     print(name)
-    for call, arguments in CALLS.items():
+    for call, arguments in calls.items():
         choice = jax_mla.explain(**arguments, target=target)
         print(f"  {call:32} {choice.implementation:18} {choice.reason}")
+        rows = () if choice.row else jax_mla.capabilities(target or choice.platform)
+        by_name = [row.implementation for row in rows if row.operation == arguments["operation"] and row.by_name]
+        for implementation in dict.fromkeys(by_name):
+            choice = jax_mla.explain(**arguments, target=target, implementation=implementation)
+            print(f"  {'  by name':32} {choice.implementation:18} {choice.reason}")
 
 folder.cleanup()
