@@ -17,6 +17,7 @@ struct SparseShape {
   bool ds_mla = false;
   int tokens = 3, heads = 24, topk = 100, slots = 300, splits = 1, tile_rows = 32, layers = 1, layer = 0, variant = 0;
   bool pair = false, scales = false, sink = false, lens = false, masks = true;
+  bool uneven = false;  // scales of fp8_ds_mla far apart, and zero
   Choice choice = Choice::kRandom;
 
   std::string text() const {
@@ -141,9 +142,21 @@ class SparseCase {
       const int64_t token = int64_t{layer} * s.slots + i;
       if (s.ds_mla) {
         fill_ds_mla(cache, random, token);
+        if (s.uneven) spread_scales(token, random);
       } else {
         cache.fill_random(random, token * kWidth, (token + 1) * kWidth);
       }
+    }
+  }
+
+  void spread_scales(int64_t token, Random& random) {
+    const bool zero = pick(random, 0, 5) == 0;
+    for (int group = 0; group < kLatent / kDsMlaGroup; ++group) {
+      uint8_t* const place = cache.bytes.data() + token * kDsMlaBytes + kLatent + group * 4;
+      float scale = 0;
+      std::memcpy(&scale, place, sizeof(scale));
+      scale = zero ? 0 : std::ldexp(scale, -pick(random, 0, 30));
+      std::memcpy(place, &scale, sizeof(scale));
     }
   }
 

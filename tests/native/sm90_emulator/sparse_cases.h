@@ -48,6 +48,7 @@ inline SparseShape random_shape(Random& random, const std::vector<int>& tile_row
   s.scales = pick(random, 0, 1) == 1;
   s.sink = pick(random, 0, 1) == 1;
   s.lens = pick(random, 0, 1) == 1;
+  s.uneven = pick(random, 0, 2) == 0;
   s.choice = choose(random, {Choice::kRandom, Choice::kRandom, Choice::kRandom, Choice::kNothing, Choice::kDuplicates});
   return s;
 }
@@ -61,11 +62,20 @@ inline int run_all(const char* name, int cases, int seed, const std::vector<int>
   for (int i = 0; i < cases; ++i) {
     SparseCase problem(random_shape(random, tile_rows), random);
     if (pick(random, 0, 2) == 0) problem.scale = 1.0f;  // maxima grow by more than the softmax's slack
-    problem.poison_results();
-    kernel(problem.params(), random);
-    if (problem.shape.splits > 1) reduce(problem);
+    const auto run = [&](Random choices) {
+      problem.poison_results();
+      kernel(problem.params(), choices);
+      if (problem.shape.splits > 1) reduce(problem);
+    };
+    const Random choices(random());
+    run(choices);
     const std::string wrong = problem.compare(1e-2, 1e-3, &worst);
     report.expect(wrong.empty(), wrong + " [" + problem.shape.text() + "]");
+    if (i % 4 != 0) continue;
+    const auto out = problem.out.bytes;
+    const std::vector<float> lse = problem.lse;
+    run(choices);  // the threads take other turns
+    report.expect(out == problem.out.bytes && lse == problem.lse, "other bits [" + problem.shape.text() + "]");
   }
   char detail[64];
   std::snprintf(detail, sizeof(detail), "%d cases, worst error of out %.1e", cases, worst);
