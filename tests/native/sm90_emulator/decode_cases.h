@@ -1,7 +1,11 @@
 // What the decode emulators draw and spoil alike.
 #pragma once
 
+#include <cstdlib>
+
+#include "kernels/decode/cpu/reduce.h"
 #include "tests/native/decode_case.h"
+#include "tests/native/sm90_emulator/machine.h"
 
 namespace mla::test {
 
@@ -71,5 +75,54 @@ inline void spoil(DecodeCase& problem, Random& random) {
   }
   for (int32_t& offset : problem.part_offsets) offset = wild();
 }
+
+// The random cases of a kernel, and a program that runs them: NAME [cases] [seed].
+struct DecodeCases {
+  const char* name;
+  DecodeShape (*draw)(Random& random);
+  void (*attend)(const DecodeParams& p, Random& random);  // the kernel, an instance chosen at random; over all parts
+  bool (*hides_nan)(const DecodeShape& shape);            // whether a hidden token's NaN reaches nobody
+
+  // The same instance for the same state of `random`, which is a copy.
+  void run(DecodeCase& problem, const Device& device, Random random) const {
+    problem.out.fill_nan();
+    for (auto* values : {&problem.lse, &problem.partial_out, &problem.partial_lse}) {
+      std::fill(values->begin(), values->end(), kNaN);
+    }
+    const DecodeParams p = problem.params();
+    attend(p, random);
+    cpu::reduce(p, device);
+  }
+
+  int main(int argc, char** argv) const {
+    const int cases = argc > 1 ? std::atoi(argv[1]) : 60;
+    const auto seed = static_cast<uint32_t>(argc > 2 ? std::atoi(argv[2]) : 1);
+    const Device device = device_with(1);
+    Random random(seed);
+    emulator::machine.random.seed(seed);
+    double worst = 0;
+    for (int i = 0; i < cases; ++i) {
+      DecodeCase problem(draw(random), random);
+      const std::string text = problem.shape.text();
+      if (pick(random, 0, 2) == 0) lead_astray(problem, random);
+      if (pick(random, 0, 2) == 0) problem.scale = 3.0f;  // maxima grow by more than the softmax's slack
+      report.expect(problem.make_plan(device).empty(), text);
+      const Random choices = random;
+      run(problem, device, choices);
+      const double tolerance = problem.out_type() == DType::kF16 ? 2e-3 : 1e-2;
+      const std::string wrong = problem.compare(tolerance, 1e-3, &worst);
+      report.expect(wrong.empty(), wrong + " [" + text + "]");
+      if (hides_nan(problem.shape)) hide_nan(problem, text, [&] { run(problem, device, choices); });
+      if (pick(random, 0, 3) == 0) {
+        spoil(problem, random);
+        run(problem, device, choices);
+      }
+    }
+    char detail[64];
+    std::snprintf(detail, sizeof(detail), "%d cases, worst error of out %.1e", cases, worst);
+    report.group(name, detail);
+    return report.clean() ? 0 : 1;
+  }
+};
 
 }  // namespace mla::test

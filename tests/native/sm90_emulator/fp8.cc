@@ -3,9 +3,7 @@
 //   mla_sm90_fp8_emulator [cases] [seed]
 #include "kernels/decode/sm90/fp8/kernel.cuh"
 // The kernel's headers come first, so that they find the emulator's vocabulary.
-#include "kernels/decode/cpu/reduce.h"
 #include "kernels/decode/sm90/fp8/limits.h"
-#include "tests/native/decode_case.h"
 #include "tests/native/sm90_emulator/decode_cases.h"
 
 namespace mla::sm90 {
@@ -66,17 +64,11 @@ bool run_tiles(const DecodeParams& p) {
   return true;
 }
 
-void run(DecodeCase& problem, const Device& device) {
-  problem.out.fill_nan();
-  for (auto* values : {&problem.lse, &problem.partial_out, &problem.partial_lse}) {
-    std::fill(values->begin(), values->end(), kNaN);
-  }
-  const DecodeParams p = problem.params();
+void attend(const DecodeParams& p, Random&) {
   report.expect(fp8::takes(p), "the kernel does not take the call");
   const bool known = run_tiles<8>(p) || run_tiles<16>(p) || run_tiles<24>(p) || run_tiles<32>(p) || run_tiles<40>(p) ||
                      run_tiles<48>(p) || run_tiles<64>(p);
   report.expect(known, "no instance for these tiles");
-  cpu::reduce(p, device);
 }
 
 DecodeShape random_case(Random& random) {
@@ -93,38 +85,12 @@ DecodeShape random_case(Random& random) {
   return s;
 }
 
-int run_all(int cases, uint32_t seed) {
-  const Device device = device_with(1);
-  Random random(seed);
-  machine.random.seed(seed);
-  double worst = 0;
-  for (int i = 0; i < cases; ++i) {
-    DecodeCase problem(random_case(random), random);
-    const std::string text = problem.shape.text();
-    if (pick(random, 0, 2) == 0) lead_astray(problem, random);
-    if (pick(random, 0, 2) == 0) problem.scale = 3.0f;  // maxima grow by more than the softmax's slack
-    report.expect(problem.make_plan(device).empty(), text);
-    run(problem, device);
-    const double tolerance = problem.out_type() == DType::kF16 ? 2e-3 : 1e-2;
-    const std::string wrong = problem.compare(tolerance, 1e-3, &worst);
-    report.expect(wrong.empty(), wrong + " [" + text + "]");
-    if (pick(random, 0, 1) == 0) hide_nan(problem, text, [&] { run(problem, device); });
-    if (pick(random, 0, 3) == 0) {
-      spoil(problem, random);
-      run(problem, device);
-    }
-  }
-  char detail[64];
-  std::snprintf(detail, sizeof(detail), "worst error of out %.1e", worst);
-  report.group("the Hopper kernel for fp8 caches, emulated", detail);
-  return report.clean() ? 0 : 1;
-}
-
 }  // namespace
 }  // namespace mla::test
 
 int main(int argc, char** argv) {
-  const int cases = argc > 1 ? std::atoi(argv[1]) : 60;
-  const int seed = argc > 2 ? std::atoi(argv[2]) : 1;
-  return mla::test::run_all(cases, static_cast<uint32_t>(seed));
+  using namespace mla;
+  const test::DecodeCases cases{"the Hopper kernel for fp8 caches, emulated", test::random_case, test::attend,
+                                [](const test::DecodeShape&) { return true; }};
+  return cases.main(argc, argv);
 }

@@ -9,8 +9,6 @@ extern unsigned char shared_base[];  // the kernel declares it in this namespace
 }
 #include "kernels/decode/generic/kernel.cuh"
 // The kernel's headers come first, so that they find the emulator's vocabulary.
-#include "kernels/decode/cpu/reduce.h"
-#include "tests/native/decode_case.h"
 #include "tests/native/sm90_emulator/decode_cases.h"
 
 namespace mla {
@@ -50,22 +48,13 @@ void run_rows(const DecodeParams& p, Random& random) {
   }
 }
 
-void run(DecodeCase& problem, Random& random, const Device& device) {
-  problem.out.fill_nan();
-  for (auto* values : {&problem.lse, &problem.partial_out, &problem.partial_lse}) {
-    std::fill(values->begin(), values->end(), kNaN);
+void attend(const DecodeParams& p, Random& random) {
+  if (p.ds_mla) return run_rows<DsMla>(p, random);
+  switch (p.cache_dtype) {
+    case DType::kBF16: return run_rows<__nv_bfloat16>(p, random);
+    case DType::kF16: return run_rows<__half>(p, random);
+    default: return run_rows<E4M3FN>(p, random);
   }
-  const DecodeParams p = problem.params();
-  if (p.ds_mla) {
-    run_rows<DsMla>(p, random);
-  } else {
-    switch (p.cache_dtype) {
-      case DType::kBF16: run_rows<__nv_bfloat16>(p, random); break;
-      case DType::kF16: run_rows<__half>(p, random); break;
-      default: run_rows<E4M3FN>(p, random);
-    }
-  }
-  cpu::reduce(p, device);
 }
 
 DecodeShape random_case(Random& random) {
@@ -85,39 +74,12 @@ DecodeShape random_case(Random& random) {
   return s;
 }
 
-int run_all(int cases, uint32_t seed) {
-  const Device device = device_with(1);
-  Random random(seed);
-  machine.random.seed(seed);
-  double worst = 0;
-  for (int i = 0; i < cases; ++i) {
-    DecodeCase problem(random_case(random), random);
-    const std::string text = problem.shape.text();
-    if (pick(random, 0, 2) == 0) lead_astray(problem, random);
-    if (pick(random, 0, 2) == 0) problem.scale = 3.0f;  // maxima grow by more than the softmax's slack
-    report.expect(problem.make_plan(device).empty(), text);
-    const Random choices = random;  // of the kernel's instance
-    run(problem, random, device);
-    const double tolerance = problem.out_type() == DType::kF16 ? 2e-3 : 1e-2;
-    const std::string wrong = problem.compare(tolerance, 1e-3, &worst);
-    report.expect(wrong.empty(), wrong + " [" + text + "]");
-    if (problem.shape.ds_mla)
-      hide_nan(problem, text, [&] {
-        Random same = choices;
-        run(problem, same, device);
-      });
-  }
-  char detail[64];
-  std::snprintf(detail, sizeof(detail), "%d cases, worst error of out %.1e", cases, worst);
-  report.group("the generic decode kernel, emulated", detail);
-  return report.clean() ? 0 : 1;
-}
-
 }  // namespace
 }  // namespace mla::test
 
 int main(int argc, char** argv) {
-  const int cases = argc > 1 ? std::atoi(argv[1]) : 40;
-  const int seed = argc > 2 ? std::atoi(argv[2]) : 1;
-  return mla::test::run_all(cases, static_cast<uint32_t>(seed));
+  using namespace mla;
+  const test::DecodeCases cases{"the generic decode kernel, emulated", test::random_case, test::attend,
+                                [](const test::DecodeShape& shape) { return shape.ds_mla; }};
+  return cases.main(argc, argv);
 }

@@ -4,9 +4,7 @@
 #include "kernels/decode/sm90/kernel.cuh"
 #include "kernels/decode/sm90/wide/kernel.cuh"
 // The kernel's headers come first, so that they find the emulator's vocabulary.
-#include "kernels/decode/cpu/reduce.h"
 #include "kernels/decode/sm90/limits.h"
-#include "tests/native/decode_case.h"
 #include "tests/native/sm90_emulator/decode_cases.h"
 #include "tests/native/sm90_emulator/describe.h"
 
@@ -70,15 +68,9 @@ bool run_kernel(const DecodeParams& p) {
          run_tiles<Element, 64>(p);
 }
 
-void run(DecodeCase& problem, const Device& device) {
-  problem.out.fill_nan();
-  for (auto* values : {&problem.lse, &problem.partial_out, &problem.partial_lse}) {
-    std::fill(values->begin(), values->end(), kNaN);
-  }
-  const DecodeParams p = problem.params();
+void attend(const DecodeParams& p, Random&) {
   const bool known = p.q_dtype == DType::kF16 ? run_kernel<__half>(p) : run_kernel<__nv_bfloat16>(p);
   report.expect(known, "no instance for these tiles");
-  cpu::reduce(p, device);
 }
 
 DecodeShape random_case(Random& random) {
@@ -94,37 +86,12 @@ DecodeShape random_case(Random& random) {
   return s;
 }
 
-int run_all(int cases, uint32_t seed) {
-  const Device device = device_with(1);
-  Random random(seed);
-  machine.random.seed(seed);
-  double worst = 0;
-  for (int i = 0; i < cases; ++i) {
-    DecodeCase problem(random_case(random), random);
-    const std::string text = problem.shape.text();
-    if (pick(random, 0, 2) == 0) lead_astray(problem, random);
-    if (pick(random, 0, 2) == 0) problem.scale = 3.0f;  // maxima grow by more than the softmax's slack
-    report.expect(problem.make_plan(device).empty(), text);
-    run(problem, device);
-    const double tolerance = problem.shape.q_type == DType::kF16 ? 2e-3 : 1e-2;
-    const std::string wrong = problem.compare(tolerance, 1e-3, &worst);
-    report.expect(wrong.empty(), wrong + " [" + text + "]");
-    if (pick(random, 0, 3) == 0) {
-      spoil(problem, random);
-      run(problem, device);
-    }
-  }
-  char detail[64];
-  std::snprintf(detail, sizeof(detail), "worst error of out %.1e", worst);
-  report.group("the Hopper kernel, emulated", detail);
-  return report.clean() ? 0 : 1;
-}
-
 }  // namespace
 }  // namespace mla::test
 
 int main(int argc, char** argv) {
-  const int cases = argc > 1 ? std::atoi(argv[1]) : 60;
-  const int seed = argc > 2 ? std::atoi(argv[2]) : 1;
-  return mla::test::run_all(cases, static_cast<uint32_t>(seed));
+  using namespace mla;
+  const test::DecodeCases cases{"the Hopper kernel, emulated", test::random_case, test::attend,
+                                [](const test::DecodeShape&) { return false; }};
+  return cases.main(argc, argv);
 }
