@@ -33,7 +33,26 @@ __device__ __forceinline__ void copy_to_lds(const unsigned char* source, uint32_
       : "memory");
 }
 
-// As above, with an address in each lane.
+// Four such copies: the i-th from sources[i] + offsets[i] + i * kStride to target + i * kStride. The instruction's own
+// offset counts on both sides, so that m0 is set once.
+template <int kStride>
+__device__ __forceinline__ void copy_four_to_lds(const unsigned char* const (&sources)[4], const uint32_t (&offsets)[4],
+                                                 LdsBytes target) {
+  static_assert(kStride > 0 && 3 * kStride < 4096, "an offset has 13 bits, one of them its sign");
+  const uint32_t place = static_cast<uint32_t>(uniform(static_cast<int32_t>(reinterpret_cast<uintptr_t>(target))));
+  asm volatile(
+      "s_mov_b32 m0, %0\n\t"
+      "s_nop 0\n\t"
+      "global_load_lds_dwordx4 %1, %2\n\t"
+      "global_load_lds_dwordx4 %3, %4 offset:%9\n\t"
+      "global_load_lds_dwordx4 %5, %6 offset:%10\n\t"
+      "global_load_lds_dwordx4 %7, %8 offset:%11" ::"s"(place),
+      "v"(offsets[0]), "s"(sources[0]), "v"(offsets[1]), "s"(sources[1]), "v"(offsets[2]), "s"(sources[2]),
+      "v"(offsets[3]), "s"(sources[3]), "n"(kStride), "n"(2 * kStride), "n"(3 * kStride)
+      : "memory");
+}
+
+// As copy_to_lds, with an address in each lane.
 __device__ __forceinline__ void copy_to_lds(const unsigned char* source, LdsBytes target) {
   const uint32_t place = static_cast<uint32_t>(uniform(static_cast<int32_t>(reinterpret_cast<uintptr_t>(target))));
   asm volatile(
@@ -50,6 +69,15 @@ template <int kLeft>
 __device__ __forceinline__ void wait_for_loads() {
   static_assert(kLeft < 64);
   asm volatile("s_waitcnt vmcnt(%0)" ::"n"(kLeft) : "memory");
+}
+
+// Until all of the wave's accesses to LDS have ended, and nothing is moved across. Once for a group of reads, instead
+// of by the compiler once for each.
+__device__ __forceinline__ void wait_for_lds() {
+  constexpr int kOnlyLds = 0xC07F;  // fields of 4 and more bits for other counters, full; lgkmcnt 0
+  __builtin_amdgcn_sched_barrier(0);
+  __builtin_amdgcn_s_waitcnt(kOnlyLds);
+  __builtin_amdgcn_sched_barrier(0);
 }
 
 }  // namespace mla

@@ -15,16 +15,13 @@ struct PlainFormat {
   static constexpr int kTokenBytes = 2 * kWidth;
   static constexpr int kLoads = kWaveTokens + 1;
 
-  // The rope's part of lane l: chunk l % 8 of what lies in LDS of token l / 8.
-  template <class Rows>
-  static __device__ __forceinline__ const unsigned char* rope_source(const Rows& rows, int lane) {
-    return rows.of_lane(lane / 8) + 2 * kLatent + (lane % 8 ^ lane / 8) * 16;
-  }
+  // The rope's part of lane l, in token l / 8: what lies in LDS as its chunk l % 8.
+  static __device__ __forceinline__ uint32_t rope_offset(int lane) { return 2 * kLatent + (lane % 8 ^ lane / 8) * 16; }
 
   template <class Rows>
   static __device__ __forceinline__ U32x4 load(const Rows& rows, int lane, int i) {
     const unsigned char* source =
-        i < kWaveTokens ? rows.base(i) + (lane * 16 + rows.offset(i)) : rope_source(rows, lane);
+        i < kWaveTokens ? rows.base(i) + (lane * 16 + rows.offset(i)) : rows.of_lane(lane / 8) + rope_offset(lane);
     return *reinterpret_cast<const U32x4*>(source);
   }
 

@@ -81,13 +81,13 @@ __device__ __forceinline__ void attend(const Job& job, const Visible<Shape>& vis
 #pragma unroll
       for (int m = 0; m < Shape::kRowFragments; ++m) {
         const int row = (row_group * Shape::kRowFragments + m) * 16 + lane % 16;
-        if (lane < 16) shared.highest[token_group][row] = highest[m];
+        shared.highest[token_group][row] = highest[m];  // four lanes the same
       }
       lds_barrier();
 #pragma unroll
       for (int m = 0; m < Shape::kRowFragments; ++m) {
         const int row = (row_group * Shape::kRowFragments + m) * 16 + lane % 16;
-        highest[m] = __builtin_fmaxf(highest[m], shared.highest[1 - token_group][row]);
+        highest[m] = LargestOfResults()(highest[m], shared.highest[1 - token_group][row]);
       }
     }
     weigh_block<Element, Shape>(shared, scores, highest, row_group, token_group, lane, softmax);
@@ -112,7 +112,7 @@ __device__ __forceinline__ void attend_to(const Params& p, const Job& job, const
   wait_for_queries<Element, Shape>(queries);
 #pragma unroll
   for (int m = 0; m < Shape::kRowFragments; ++m) {
-    softmax.reference[m] = -INFINITY;
+    softmax.reference[m] = kNoReference;
     softmax.sum[m] = 0;
   }
 #pragma unroll
@@ -157,14 +157,14 @@ __device__ __forceinline__ void store_rows(const Job& job, const Results<Out>& r
         results.lse[job.first_out_row + row] = lse;
         if (results.sink != nullptr) total += exp2_approximate(results.sink[row] * kLog2E - softmax.reference[m]);
       }
-      shared.rescale[row] = empty ? 0 : job.value_scale / total;
+      shared.rescale[0][row] = empty ? 0 : job.value_scale / total;
     }
   }
   lds_barrier();
 #pragma unroll
   for (int m = 0; m < Shape::kOutRowFragments; ++m) {
     const int row = m * 16 + lane % 16;
-    const float factor = shared.rescale[row];
+    const float factor = shared.rescale[0][row];
     const int64_t start = (job.first_out_row + row) * kLatent + wave * Shape::kOutColumns;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {

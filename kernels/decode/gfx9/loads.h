@@ -48,7 +48,7 @@ class CopiedBlocks {
       if (first + i * kTokens >= tokens_.end) break;
       tokens_.with_rows(tokens_.look_up(begin), begin, [&](const auto& rows, uint32_t valid) {
         valid_ |= valid << i * kWaveTokens;
-        copy(rows, lane, shared, i);
+        copy(rows, lane, shared, i * sizeof(Block));
       });
     }
     if (first + kAhead * kTokens < tokens_.end) lookup_ = tokens_.look_up(own + kAhead * kTokens);
@@ -58,7 +58,8 @@ class CopiedBlocks {
   template <class Shared>
   __device__ __forceinline__ Block& next(Shared& shared, uint32_t first, int lane) {
     constexpr int kLoads = PlainFormat::kLoads;
-    Block& block = shared.blocks[stage_];
+    const uint32_t place = place_;
+    Block& block = *reinterpret_cast<Block*>(reinterpret_cast<unsigned char*>(&shared.blocks[0]) + place);
     const uint32_t left = tokens_.end - first;  // not 0
     if (left > 2 * kTokens)
       wait_for_loads<2 * kLoads>();
@@ -73,32 +74,48 @@ class CopiedBlocks {
     if (left > kAhead * kTokens) {
       tokens_.with_rows(lookup_, begin, [&](const auto& rows, uint32_t valid) {
         valid_ |= valid << (kAhead - 1) * kWaveTokens;
-        copy(rows, lane, shared, (stage_ + kAhead) % kStages);
+        copy(rows, lane, shared, free_);
       });
     }
-    if (left > (kAhead + 1) * kTokens) lookup_ = tokens_.look_up(begin + kTokens);
-    stage_ = (stage_ + 1) % kStages;
+    if (left > (kAhead + 1) * kTokens) tokens_.look_further(lookup_, kTokens, begin + kTokens);
+    free_ = place;
+    place_ = place == kAhead * sizeof(Block) ? 0 : place + sizeof(Block);
     return block;
   }
 
  private:
   template <class Rows, class Shared>
-  __device__ __forceinline__ void copy(const Rows& rows, int lane, Shared& shared, uint32_t stage) const {
+  __device__ __forceinline__ void copy(const Rows& rows, int lane, Shared& shared, uint32_t place) const {
     // Addresses in LDS from its begin on: of a pointer the compiler would ask whether it is null.
-    const LdsBytes block = lds_address(&shared.blocks[0]) + stage * sizeof(Block);
+    const LdsBytes block = lds_address(&shared.blocks[0]) + place;
     const int first = wave_ * kWaveTokens;
+    constexpr int kStride = Block::kLatentStride;
 #pragma unroll
-    for (int t = 0; t < kWaveTokens; ++t) {
-      copy_to_lds(rows.base(t), lane * 16 + rows.offset(t),
-                  block + offsetof(Block, latent) + (first + t) * Block::kLatentStride);
+    for (int half = 0; half < kWaveTokens; half += 4) {
+      const unsigned char* sources[4];
+      uint32_t offsets[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        // The instruction adds i * kStride in the cache as well.
+        constexpr int kBefore = Rows::kOneBase ? 0 : 3 * kStride;  // else an offset were negative
+        sources[i] = rows.base(half + i, kBefore);
+        offsets[i] = lane * 16 + rows.offset(half + i) + kBefore - i * kStride;
+      }
+      copy_four_to_lds<kStride>(sources, offsets, block + offsetof(Block, latent) + (first + half) * kStride);
     }
-    copy_to_lds(PlainFormat::rope_source(rows, lane), block + offsetof(Block, rope) + first * Block::kRopeStride);
+    const LdsBytes rope = block + offsetof(Block, rope) + first * Block::kRopeStride;
+    if constexpr (Rows::kOneBase) {
+      copy_to_lds(rows.base(0), rows.offset(lane / 8) + PlainFormat::rope_offset(lane), rope);
+    } else {
+      copy_to_lds(rows.of_lane(lane / 8) + PlainFormat::rope_offset(lane), rope);
+    }
   }
 
   const Tokens tokens_;
-  typename Tokens::Lookup lookup_{};  // of the block that is copied next
-  uint32_t valid_ = 0;                // of the blocks on their way, a byte each
-  uint32_t stage_ = 0;
+  typename Tokens::Lookup lookup_{};        // of the block that is copied next
+  uint32_t valid_ = 0;                      // of the blocks on their way, a byte each
+  uint32_t place_ = 0;                      // of the next block, in bytes from the ring's begin on
+  uint32_t free_ = kAhead * sizeof(Block);  // of the one that everyone has done with
   const int wave_;
 };
 #endif
@@ -135,20 +152,16 @@ class LoadedBlocks {
     const uint32_t present = valid_;
     lds_barrier();                              // everyone has done with the block before
     const uint32_t left = tokens_.end - first;  // not 0
+#pragma unroll
+    for (int i = 0; i < Format::kLoads; ++i) Format::store(shared, block, wave_ * kWaveTokens, i, lane, parts_[i]);
     if (left > kTokens) {
       tokens_.with_rows(lookup_, begin, [&](const auto& rows, uint32_t valid) {
         valid_ = valid;
 #pragma unroll
-        for (int i = 0; i < Format::kLoads; ++i) {
-          Format::store(shared, block, wave_ * kWaveTokens, i, lane, parts_[i]);
-          parts_[i] = Format::load(rows, lane, i);
-        }
+        for (int i = 0; i < Format::kLoads; ++i) parts_[i] = Format::load(rows, lane, i);
       });
-    } else {
-#pragma unroll
-      for (int i = 0; i < Format::kLoads; ++i) Format::store(shared, block, wave_ * kWaveTokens, i, lane, parts_[i]);
     }
-    if (left > 2 * kTokens) lookup_ = tokens_.look_up(begin + kTokens);
+    if (left > 2 * kTokens) tokens_.look_further(lookup_, kTokens, begin + kTokens);
     finish_tokens(shared, block, present, wave_, lane);
     lds_barrier();
     return block;

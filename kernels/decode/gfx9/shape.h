@@ -83,7 +83,7 @@ struct Shared {
   alignas(16) uint16_t weights[Shape::kRows][kWeightStride];  // P
   alignas(16) float key_scales[kScaled ? kLatent / kDsMlaGroup : 1][kScaled ? Shape::kTokens : 1];
   float highest[Shape::kTokenGroups][Shape::kRows];  // score of a block
-  float rescale[Shape::kRows];                       // factor of what was summed up before
+  float rescale[Shape::kTokenGroups][Shape::kRows];  // factor of what was summed up before; each group has it
   float sums[Shape::kTokenGroups][Shape::kRows];     // of an item's weights
   uint8_t valid[Shape::kWaves];                      // of a block: a bit for each token that exists
 };

@@ -20,8 +20,9 @@ template <int kBytes>
 struct PagedTokens {
   static constexpr int kTokenBytes = kBytes;
   struct Lookup {
-    int32_t page;     // its id
+    uint32_t index;   // of the page in the table
     uint32_t offset;  // of the wave's first token in it
+    int32_t page;     // its id
   };
 
   const unsigned char* layer;
@@ -38,10 +39,12 @@ struct PagedTokens {
         last_page(p.max_pages - 1),
         pages(static_cast<uint32_t>(p.pages)) {}
 
-  // Rows that lie one behind the other. Row t begins at base(t) + offset(t), the base being the same in all lanes.
+  // Rows that lie one behind the other. Row t begins at base(t, before) + before + offset(t), the base being the same
+  // in all lanes.
   struct Neighbours {
+    static constexpr bool kOneBase = true;
     const unsigned char* first;
-    __device__ __forceinline__ const unsigned char* base(int) const { return first; }
+    __device__ __forceinline__ const unsigned char* base(int, int32_t before = 0) const { return first - before; }
     static __device__ __forceinline__ constexpr uint32_t offset(int t) { return t * kTokenBytes; }
     __device__ __forceinline__ const unsigned char* of_lane(int token) const { return first + token * kTokenBytes; }
     // Of token t, or of the one behind it.
@@ -49,10 +52,11 @@ struct PagedTokens {
   };
   // Rows anywhere.
   struct Scattered {
+    static constexpr bool kOneBase = false;
     const unsigned char* layer;
     uint32_t slot;  // of token lane / 8
-    __device__ __forceinline__ const unsigned char* base(int t) const {
-      return layer + uint64_t{static_cast<uint32_t>(__builtin_amdgcn_readlane(slot, t * 8))} * kTokenBytes;
+    __device__ __forceinline__ const unsigned char* base(int t, int32_t before = 0) const {
+      return layer - before + uint64_t{static_cast<uint32_t>(__builtin_amdgcn_readlane(slot, t * 8))} * kTokenBytes;
     }
     static __device__ __forceinline__ constexpr uint32_t offset(int) { return 0; }
     __device__ __forceinline__ const unsigned char* of_lane(int token) const {
@@ -63,8 +67,20 @@ struct PagedTokens {
 
   // `first`: the wave's first token, a multiple of eight.
   __device__ __forceinline__ Lookup look_up(uint32_t first) const {
-    const uint32_t page = first / page_size;
-    return {load_uniform(table + (page < last_page ? page : last_page)), first - page * page_size};
+    const uint32_t index = first / page_size;
+    return {index, first - index * page_size, page_id(index)};
+  }
+
+  // The same for the wave's tokens `distance` further, without a division: it takes as many instructions as the copies.
+  __device__ __forceinline__ void look_further(Lookup& lookup, uint32_t distance, uint32_t) const {
+    if (page_size % kWaveTokens != 0) return;  // each token is looked up anyway
+    lookup.offset += distance;
+#pragma clang loop unroll(disable) vectorize(disable)
+    while (lookup.offset >= page_size) {
+      lookup.offset -= page_size;
+      ++lookup.index;
+    }
+    lookup.page = page_id(lookup.index);
   }
 
   // f(rows), with which of the eight exist, a bit each; of one that does not, the row is some other one.
@@ -86,6 +102,11 @@ struct PagedTokens {
 #pragma unroll
     for (int t = 0; t < kWaveTokens; ++t) exist |= static_cast<uint32_t>(lanes >> t * 8 & 1) << t;
     f(Scattered{layer, valid ? own * page_size + token % page_size : 0}, exist & existing);
+  }
+
+ private:
+  __device__ __forceinline__ int32_t page_id(uint32_t index) const {
+    return load_uniform(table + (index < last_page ? index : last_page));
   }
 };
 
