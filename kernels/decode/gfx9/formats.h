@@ -25,6 +25,9 @@ struct PlainFormat {
     return *reinterpret_cast<const U32x4*>(source);
   }
 
+  // What all loads together need before they are stored.
+  static __device__ __forceinline__ void prepare(U32x4 (&)[kLoads]) {}
+
   // `first`: the wave's first token in the block.
   template <class Shared>
   static __device__ __forceinline__ void store(Shared&, Block& block, int first, int i, int lane, U32x4 part) {
@@ -36,6 +39,12 @@ struct PlainFormat {
 // Two 8-bit codes of the architecture's own type as 16-bit elements, which hold them exactly.
 template <class Element, bool kHigh>
 __device__ __forceinline__ uint32_t unpack_two(uint32_t four) {
+#if defined(__gfx950__)
+  if constexpr (std::is_same_v<Element, BF16>)
+    return bits_as<uint32_t>(__builtin_amdgcn_cvt_scalef32_pk_bf16_fp8(four, 1.0f, kHigh));
+  else
+    return bits_as<uint32_t>(__builtin_amdgcn_cvt_scalef32_pk_f16_fp8(four, 1.0f, kHigh));
+#else
   const F32x2 two = native_e4m3_to_float<kHigh>(four);
   if constexpr (std::is_same_v<Element, BF16>) {
     constexpr uint32_t kHighHalves = 0x07060302;
@@ -44,18 +53,21 @@ __device__ __forceinline__ uint32_t unpack_two(uint32_t four) {
   } else {
     return bits_as<uint32_t>(__builtin_amdgcn_cvt_pkrtz(two.x, two.y));
   }
+#endif
+}
+
+template <class Element>
+__device__ __forceinline__ U32x4 unpack_eight(uint32_t left, uint32_t right) {
+  return {unpack_two<Element, false>(left), unpack_two<Element, true>(left), unpack_two<Element, false>(right),
+          unpack_two<Element, true>(right)};
 }
 
 // Sixteen codes to sixteen elements.
 template <class Element>
 __device__ __forceinline__ void store_unpacked(unsigned char* target, U32x4 codes) {
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const uint32_t left = codes[2 * half], right = codes[2 * half + 1];
-    const U32x4 eight = {unpack_two<Element, false>(left), unpack_two<Element, true>(left),
-                         unpack_two<Element, false>(right), unpack_two<Element, true>(right)};
-    *reinterpret_cast<U32x4*>(target + half * 16) = eight;
-  }
+  auto* eights = reinterpret_cast<U32x4*>(target);
+  eights[0] = unpack_eight<Element>(codes.x, codes.y);
+  eights[1] = unpack_eight<Element>(codes.z, codes.w);
 }
 
 // Latent columns of 8-bit codes: two tokens a load.
@@ -71,7 +83,7 @@ struct CodeLoads {
   }
 };
 
-// The architecture's own e4m3, one scale for all: four chunks of rope a token, in half of the lanes.
+// The architecture's own e4m3, one scale for all. Of the rope's 16 bytes two lanes have the same, and each takes eight.
 template <class Element>
 struct CodeFormat {
   static constexpr bool kScaled = false;
@@ -81,8 +93,9 @@ struct CodeFormat {
   template <class Rows>
   static __device__ __forceinline__ U32x4 load(const Rows& rows, int lane, int i) {
     if (i < CodeLoads::kLoads) return CodeLoads::load(rows, lane, i);
-    return *reinterpret_cast<const U32x4*>(rows.of_lane(lane % 32 / 4) + kLatent + lane % 4 * 16);
+    return *reinterpret_cast<const U32x4*>(rows.of_lane(lane / 8) + kLatent + lane % 8 / 2 * 16);
   }
+  static __device__ __forceinline__ void prepare(U32x4 (&)[kLoads]) {}
 
   template <class Shared>
   static __device__ __forceinline__ void store(Shared&, Block& block, int first, int i, int lane, U32x4 part) {
@@ -90,15 +103,9 @@ struct CodeFormat {
       store_unpacked<Element>(CodeLoads::target(block, first, i, lane), part);
       return;
     }
-    if (lane >= 32) return;
-    U32x4 halves[2];
-    store_unpacked<Element>(reinterpret_cast<unsigned char*>(halves), part);
-    const int token = lane / 4;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int place = Block::rope_place(token, lane % 4 * 2 + half);
-      *reinterpret_cast<U32x4*>(block.rope[first + token] + place) = halves[half];
-    }
+    const uint32_t left = lane % 2 == 0 ? part.x : part.z, right = lane % 2 == 0 ? part.y : part.w;
+    unsigned char* target = block.rope[first + lane / 8] + Block::rope_place(lane / 8, lane % 8);
+    *reinterpret_cast<U32x4*>(target) = unpack_eight<Element>(left, right);
   }
 };
 
@@ -118,13 +125,28 @@ struct DsMlaFormat {
     return *reinterpret_cast<const U32x4*>(row + kScaleGroups * 4 + (lane % 8 ^ lane / 8) * 16);
   }
 
+  static __device__ __forceinline__ void prepare(U32x4 (&parts)[kLoads]) {
+    if constexpr (kGfx950) return;
+    uint32_t differ = 0;
+#pragma unroll
+    for (int i = 0; i < CodeLoads::kLoads; ++i) {
+#pragma unroll
+      for (int word = 0; word < 4; ++word) {
+        const uint32_t codes = parts[i][word], magnitudes = codes & ~kSigns;
+        differ |= (codes & (kSigns - magnitudes)) | (magnitudes + kOnes);  // -0, NaN
+      }
+    }
+    if (!any_lane((differ & kSigns) != 0)) return;
+#pragma unroll
+    for (int i = 0; i < CodeLoads::kLoads; ++i) {
+#pragma unroll
+      for (int word = 0; word < 4; ++word) parts[i][word] = own_codes(parts[i][word]);
+    }
+  }
+
   template <class Shared>
   static __device__ __forceinline__ void store(Shared& shared, Block& block, int first, int i, int lane, U32x4 part) {
     if (i < CodeLoads::kLoads) {
-      if constexpr (!kGfx950) {
-#pragma unroll
-        for (int word = 0; word < 4; ++word) part[word] = own_codes(part[word]);
-      }
       store_unpacked<BF16>(CodeLoads::target(block, first, i, lane), part);
     } else if (i == kRopeLoad) {
       *reinterpret_cast<U32x4*>(block.rope[first] + lane * 16) = part;
@@ -138,12 +160,13 @@ struct DsMlaFormat {
   }
 
  private:
-  // Four OCP codes, where gfx942's type differs by more than a factor: -0 is 0, and NaN is 0x80.
+  static constexpr uint32_t kSigns = 0x80808080, kOnes = 0x01010101;
+
+  // Four OCP codes, where gfx942's type differs by more than a factor: -0 is 0, and NaN is 0x80. Few have either.
   static __device__ __forceinline__ uint32_t own_codes(uint32_t codes) {
-    constexpr uint32_t kSigns = 0x80808080;
     const uint32_t magnitudes = codes & ~kSigns;
     const uint32_t zeros = ~(magnitudes + ~kSigns) & kSigns;
-    const uint32_t nans = (magnitudes + 0x01010101) & kSigns;
+    const uint32_t nans = (magnitudes + kOnes) & kSigns;
     const uint32_t nan_bytes = nans | (nans - (nans >> 7));
     return (codes & ~zeros & ~nan_bytes) | nans;
   }

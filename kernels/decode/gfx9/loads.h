@@ -152,6 +152,7 @@ class LoadedBlocks {
     const uint32_t present = valid_;
     lds_barrier();                              // everyone has done with the block before
     const uint32_t left = tokens_.end - first;  // not 0
+    Format::prepare(parts_);
 #pragma unroll
     for (int i = 0; i < Format::kLoads; ++i) Format::store(shared, block, wave_ * kWaveTokens, i, lane, parts_[i]);
     if (left > kTokens) {

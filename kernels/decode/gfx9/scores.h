@@ -27,9 +27,7 @@ __device__ __forceinline__ Fragment<Element> load_eight(const Query* source, boo
   } else {
     U32x2 codes = *reinterpret_cast<const U32x2*>(source);
     if (!exists) codes = U32x2{};
-    const uint32_t left = codes.x, right = codes.y;
-    return bits_as<Fragment<Element>>(U32x4{unpack_two<Element, false>(left), unpack_two<Element, true>(left),
-                                            unpack_two<Element, false>(right), unpack_two<Element, true>(right)});
+    return bits_as<Fragment<Element>>(unpack_eight<Element>(codes.x, codes.y));
   }
 }
 

@@ -43,7 +43,7 @@ __device__ __forceinline__ U32x2 pack_weights(F32x4 weights) {
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
       const auto bits = bits_as<uint32_t>(static_cast<float>(weights[r]));
-      rounded[r] = bits + 0x7FFF + (bits >> 16 & 1);  // to the nearest even
+      rounded[r] = bits + 0x8000;  // to the nearest; half way, up: an instruction less than to the even one
     }
     return {__builtin_amdgcn_perm(rounded[1], rounded[0], kHighHalves),
             __builtin_amdgcn_perm(rounded[3], rounded[2], kHighHalves)};
