@@ -205,10 +205,9 @@ __device__ __forceinline__ float query_scale(const Params& p) {
 }
 
 // `Query`: the elements of the queries; `Element`: those of the products; `Out`: those of out.
-template <class Query, class Element, class Out, class Shape, class Blocks>
-__device__ __forceinline__ void decode_part() {
+template <class Query, class Element, class Out, class Shape, class Blocks, class Shared>
+__device__ __forceinline__ void decode_items(Shared& shared) {
   const DecodeParams& first_params = reread_params<DecodeParams>();
-  __shared__ Shared<Shape, Blocks::kStages, Blocks::kScaled> shared;
   const int32_t layer = first_params.layer == nullptr ? 0 : load_uniform(first_params.layer);
   if (layer < 0 || layer >= first_params.layers) return;
   const int wave = wave_id();
@@ -253,6 +252,19 @@ __device__ __forceinline__ void decode_part() {
                                nullptr};
     store_rows<Out, Shape>(job, results, shared, softmax, out, wave, lane_anew());
   }
+}
+
+// The part of a workgroup, by one of two copies of the same code: the sizes of pages that are looked up block by block
+// have one without what the others need.
+template <class Query, class Element, class Out, class Shape, class Format>
+__device__ __forceinline__ void decode_part() {
+  using Blocks = typename BlocksOf<Format, PagedTokens>::Type;
+  using ScatteredBlocks = typename BlocksOf<Format, ScatteredTokens>::Type;
+  __shared__ Shared<Shape, Blocks::kStages, Blocks::kScaled> shared;
+  if (reread_params<DecodeParams>().page_size % kWaveTokens == 0)
+    decode_items<Query, Element, Out, Shape, Blocks>(shared);
+  else
+    decode_items<Query, Element, Out, Shape, ScatteredBlocks>(shared);
 }
 
 }  // namespace mla::gfx9

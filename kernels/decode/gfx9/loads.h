@@ -7,22 +7,24 @@
 namespace mla::gfx9 {
 
 // What a wave does with its eight tokens once they are in LDS: those that do not exist become zeros, since a weight of
-// 0 would make a NaN of a NaN, and the others learn which they are.
+// 0 would make a NaN of a NaN, and the others learn which they are. `valid`: a byte for the block before, whose bits
+// shared.valid still has, and one for this block.
+constexpr uint32_t kAllValid = (1u << kWaveTokens) - 1;
 template <class Shared>
 __device__ __forceinline__ void finish_tokens(Shared& shared, Block& block, uint32_t valid, int wave, int lane) {
-  if (valid != (1u << kWaveTokens) - 1) {
+  if ((valid & 0xFFFF) == (kAllValid << kWaveTokens | kAllValid)) return;
+  const uint32_t own = valid >> kWaveTokens & kAllValid;
 #pragma unroll 1
-    for (int t = 0; t < kWaveTokens; ++t) {
-      if (valid >> t & 1) continue;
-      const int token = wave * kWaveTokens + t;
-      *reinterpret_cast<U32x4*>(block.latent[token] + lane * 16) = U32x4{};
-      if (lane < Block::kRopeStride / 16) *reinterpret_cast<U32x4*>(block.rope[token] + lane * 16) = U32x4{};
-      if constexpr (Shared::kScaled) {
-        if (lane < kScaleGroups) shared.key_scales[lane][token] = 0;
-      }
+  for (int t = 0; t < kWaveTokens; ++t) {
+    if (own >> t & 1) continue;
+    const int token = wave * kWaveTokens + t;
+    *reinterpret_cast<U32x4*>(block.latent[token] + lane * 16) = U32x4{};
+    if (lane < Block::kRopeStride / 16) *reinterpret_cast<U32x4*>(block.rope[token] + lane * 16) = U32x4{};
+    if constexpr (Shared::kScaled) {
+      if (lane < kScaleGroups) shared.key_scales[lane][token] = 0;
     }
   }
-  if (lane == 0) shared.valid[wave] = static_cast<uint8_t>(valid);
+  if (lane == 0) shared.valid[wave] = static_cast<uint8_t>(own);
 }
 
 #if defined(__gfx950__)
@@ -41,13 +43,14 @@ class CopiedBlocks {
   template <class Shared>
   __device__ __forceinline__ CopiedBlocks(Shared& shared, const Tokens& tokens, uint32_t first, int wave, int lane)
       : tokens_(tokens), wave_(wave) {
+    if (lane == 0) shared.valid[wave] = kAllValid;
     const uint32_t own = first + wave * kWaveTokens;
 #pragma unroll 1
     for (int i = 0; i < kAhead; ++i) {
       const uint32_t begin = own + i * kTokens;
       if (first + i * kTokens >= tokens_.end) break;
-      tokens_.with_rows(tokens_.look_up(begin), begin, [&](const auto& rows, uint32_t valid) {
-        valid_ |= valid << i * kWaveTokens;
+      tokens_.with_rows(tokens_.look_up(begin), begin, false, [&](const auto& rows, uint32_t valid) {
+        valid_ |= valid << (i + 1) * kWaveTokens;
         copy(rows, lane, shared, i * sizeof(Block));
       });
     }
@@ -67,13 +70,14 @@ class CopiedBlocks {
       wait_for_loads<kLoads>();
     else
       wait_for_loads<0>();
-    finish_tokens(shared, block, valid_ & 0xFF, wave_, lane);
+    finish_tokens(shared, block, valid_, wave_, lane);
     lds_barrier();
     const uint32_t begin = first + kAhead * kTokens + wave_ * kWaveTokens;
     valid_ >>= kWaveTokens;
     if (left > kAhead * kTokens) {
-      tokens_.with_rows(lookup_, begin, [&](const auto& rows, uint32_t valid) {
-        valid_ |= valid << (kAhead - 1) * kWaveTokens;
+      const bool whole = left >= (kAhead + 1) * kTokens;
+      tokens_.with_rows(lookup_, begin, whole, [&](const auto& rows, uint32_t valid) {
+        valid_ |= valid << kAhead * kWaveTokens;
         copy(rows, lane, shared, free_);
       });
     }
@@ -113,7 +117,7 @@ class CopiedBlocks {
 
   const Tokens tokens_;
   typename Tokens::Lookup lookup_{};        // of the block that is copied next
-  uint32_t valid_ = 0;                      // of the blocks on their way, a byte each
+  uint32_t valid_ = kAllValid;              // of the block before, and of those on their way, a byte each
   uint32_t place_ = 0;                      // of the next block, in bytes from the ring's begin on
   uint32_t free_ = kAhead * sizeof(Block);  // of the one that everyone has done with
   const int wave_;
@@ -132,12 +136,13 @@ class LoadedBlocks {
   static constexpr int kTokens = Block::kTokens;
 
   template <class Shared>
-  __device__ __forceinline__ LoadedBlocks(Shared&, const Tokens& tokens, uint32_t first, int wave, int lane)
+  __device__ __forceinline__ LoadedBlocks(Shared& shared, const Tokens& tokens, uint32_t first, int wave, int lane)
       : tokens_(tokens), wave_(wave) {
+    if (lane == 0) shared.valid[wave] = kAllValid;
     const uint32_t own = first + wave * kWaveTokens;
     if (first < tokens_.end) {
-      tokens_.with_rows(tokens_.look_up(own), own, [&](const auto& rows, uint32_t valid) {
-        valid_ = valid;
+      tokens_.with_rows(tokens_.look_up(own), own, false, [&](const auto& rows, uint32_t valid) {
+        valid_ |= valid << kWaveTokens;
 #pragma unroll
         for (int i = 0; i < Format::kLoads; ++i) parts_[i] = Format::load(rows, lane, i);
       });
@@ -149,21 +154,21 @@ class LoadedBlocks {
   __device__ __forceinline__ Block& next(Shared& shared, uint32_t first, int lane) {
     Block& block = shared.blocks[0];
     const uint32_t begin = first + kTokens + wave_ * kWaveTokens;
-    const uint32_t present = valid_;
     lds_barrier();                              // everyone has done with the block before
     const uint32_t left = tokens_.end - first;  // not 0
     Format::prepare(parts_);
 #pragma unroll
     for (int i = 0; i < Format::kLoads; ++i) Format::store(shared, block, wave_ * kWaveTokens, i, lane, parts_[i]);
     if (left > kTokens) {
-      tokens_.with_rows(lookup_, begin, [&](const auto& rows, uint32_t valid) {
-        valid_ = valid;
+      tokens_.with_rows(lookup_, begin, left >= 2 * kTokens, [&](const auto& rows, uint32_t valid) {
+        valid_ |= valid << 2 * kWaveTokens;
 #pragma unroll
         for (int i = 0; i < Format::kLoads; ++i) parts_[i] = Format::load(rows, lane, i);
       });
     }
     if (left > 2 * kTokens) tokens_.look_further(lookup_, kTokens, begin + kTokens);
-    finish_tokens(shared, block, present, wave_, lane);
+    finish_tokens(shared, block, valid_, wave_, lane);
+    valid_ >>= kWaveTokens;
     lds_barrier();
     return block;
   }
@@ -172,7 +177,7 @@ class LoadedBlocks {
   const Tokens tokens_;
   typename Tokens::Lookup lookup_{};
   U32x4 parts_[Format::kLoads];
-  uint32_t valid_ = 0;
+  uint32_t valid_ = kAllValid;  // of the block before, and of the next, a byte each
   const int wave_;
 };
 

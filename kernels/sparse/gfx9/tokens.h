@@ -67,13 +67,12 @@ struct ChosenTokens {
     return lookup;
   }
 
-  // Of the wave's tokens `distance` further, whose first is `first`.
   __device__ __forceinline__ void look_further(Lookup& lookup, uint32_t, uint32_t first) const {
     lookup = look_up(first);
   }
 
   template <class F>
-  __device__ __forceinline__ void with_rows(const Lookup& lookup, uint32_t first, F f) const {
+  __device__ __forceinline__ void with_rows(const Lookup& lookup, uint32_t first, bool whole, F f) const {
     Rows rows;
     rows.layer = layer;
     uint32_t exist = (1u << kWaveTokens) - 1, largest = 0;
@@ -82,7 +81,7 @@ struct ChosenTokens {
       rows.slot[t] = lookup.slot[t];
       largest = largest_uniform(largest, rows.slot[t]);
     }
-    if (largest >= slots || first + kWaveTokens > end) {  // seldom: else all of them exist
+    if (largest >= slots || !whole) {  // seldom: else all of them exist
       exist = 0;
 #pragma unroll
       for (int t = 0; t < kWaveTokens; ++t) {
