@@ -68,6 +68,7 @@ __device__ __forceinline__ void attend(const Job& job, const Visible<Shape>& vis
 #pragma unroll 1
   for (uint32_t first = job.begin; first < job.end; first += kTokens) {
     Block& block = blocks.next(shared, first, lane);
+    const int32_t valid = *reinterpret_cast<const int32_t*>(shared.valid);
     Scores<Shape> scores;
     score_block<Element, Shape>(shared, block, queries, token_group, lane, scores);
 
@@ -76,7 +77,7 @@ __device__ __forceinline__ void attend(const Job& job, const Visible<Shape>& vis
     for (int m = 0; m < Shape::kRowFragments; ++m) seen[m] = static_cast<int32_t>(visible.end[m] - first);
     float highest[Shape::kRowFragments];
     const bool all_visible = visible.hidden >= first + kTokens;
-    mask_scores<Shape>(shared, seen, all_visible, job.scale, token_group, lane, scores, highest);
+    mask_scores<Shape>(uniform(valid), seen, all_visible, job.scale, token_group, lane, scores, highest);
     if constexpr (Shape::kTokenGroups > 1) {
 #pragma unroll
       for (int m = 0; m < Shape::kRowFragments; ++m) {
@@ -91,7 +92,7 @@ __device__ __forceinline__ void attend(const Job& job, const Visible<Shape>& vis
       }
     }
     weigh_block<Element, Shape>(shared, scores, highest, row_group, token_group, lane, softmax);
-    if (!all_visible) {
+    if (visible.hidden < first + kTokens) {
       lds_barrier();  // everyone has read the keys
       const int32_t begin = max_of(static_cast<int32_t>(visible.hidden - first), 0);
       hide_nan<Element>(shared, block, begin, min_of(job.end - first, kTokens), wave * kWave + lane_anew());
@@ -113,7 +114,7 @@ __device__ __forceinline__ void attend_to(const Params& p, const Job& job, const
 #pragma unroll
   for (int m = 0; m < Shape::kRowFragments; ++m) {
     softmax.reference[m] = kNoReference;
-    softmax.sum[m] = 0;
+    softmax.sums[m] = F32x2{};
   }
 #pragma unroll
   for (int m = 0; m < Shape::kOutRowFragments; ++m) {
@@ -141,7 +142,7 @@ __device__ __forceinline__ void store_rows(const Job& job, const Results<Out>& r
 #pragma unroll
   for (int m = 0; m < Shape::kRowFragments; ++m) {
     const int row = (row_group * Shape::kRowFragments + m) * 16 + lane % 16;
-    const float sum = reduce_over_row(softmax.sum[m], Add());
+    const float sum = reduce_over_row(softmax.sums[m].x + softmax.sums[m].y, Add());
     if (lane < 16) shared.sums[token_group][row] = sum;
   }
   lds_barrier();
@@ -157,14 +158,14 @@ __device__ __forceinline__ void store_rows(const Job& job, const Results<Out>& r
         results.lse[job.first_out_row + row] = lse;
         if (results.sink != nullptr) total += exp2_approximate(results.sink[row] * kLog2E - softmax.reference[m]);
       }
-      shared.rescale[0][row] = empty ? 0 : job.value_scale / total;
+      shared.rescale[0][row % 16][row / 16] = empty ? 0 : job.value_scale / total;
     }
   }
   lds_barrier();
 #pragma unroll
   for (int m = 0; m < Shape::kOutRowFragments; ++m) {
     const int row = m * 16 + lane % 16;
-    const float factor = shared.rescale[0][row];
+    const float factor = shared.rescale[0][row % 16][m];
     const int64_t start = (job.first_out_row + row) * kLatent + wave * Shape::kOutColumns;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {

@@ -141,7 +141,7 @@ __device__ __forceinline__ void score_block(const Shared& shared, const Block& b
 template <class Shape>
 struct Softmax {
   float reference[Shape::kRowFragments];  // of the exponents, in base 2; the same in all of the row's lanes
-  float sum[Shape::kRowFragments];        // over this lane's tokens
+  F32x2 sums[Shape::kRowFragments];       // over this lane's even tokens, and its odd ones
 };
 
 // The reference before a row's first finite score. A finite one: differences to it are never NaN.
@@ -163,19 +163,19 @@ __device__ __forceinline__ float reduce_over_row(float value, Combine combine) {
   return combine(value, shuffle_xor(value, 32));
 }
 
-// Scores in base 2; -inf where the row does not see the token. `visible`: the first token of the block that the row
-// does not see; `all_visible`: every row sees the whole block, if all its tokens exist. Gives by row the highest.
-template <class Shape, class Shared>
-__device__ __forceinline__ void mask_scores(const Shared& shared, const int32_t (&visible)[Shape::kRowFragments],
+// Scores in base 2; -inf where the row does not see the token. `valid`: which tokens of the block exist; `visible`: the
+// first that the row does not see; `all_visible`: every row sees the whole block, if all its tokens exist. Gives by row
+// the highest.
+template <class Shape>
+__device__ __forceinline__ void mask_scores(uint32_t valid, const int32_t (&visible)[Shape::kRowFragments],
                                             bool all_visible, float scale, int token_group, int lane,
                                             Scores<Shape>& scores, float (&highest)[Shape::kRowFragments]) {
-  const auto valid = static_cast<uint32_t>(uniform(*reinterpret_cast<const int32_t*>(shared.valid)));
 #pragma unroll
   for (int m = 0; m < Shape::kRowFragments; ++m) {
 #pragma unroll
     for (int n = 0; n < Shape::kTokenFragments; ++n) scores[m][n] *= scale;
   }
-  if (!all_visible || valid != ~0u) {
+  if ((all_visible ? valid : 0) != ~0u) {
 #pragma unroll
     for (int m = 0; m < Shape::kRowFragments; ++m) {
 #pragma unroll
@@ -215,16 +215,15 @@ __device__ __forceinline__ void weigh_block(Shared& shared, const Scores<Shape>&
       factor = exp2_approximate(reference - highest[m]);
       reference = highest[m];
     }
-    softmax.sum[m] *= factor;
-    shared.rescale[token_group][row] = factor;
+    softmax.sums[m] *= factor;
+    shared.rescale[token_group][row % 16][row / 16] = factor;
 #pragma unroll
     for (int n = 0; n < Shape::kTokenFragments; ++n) {
-      F32x4 weights;
+      F32x4 weights = scores[m][n] + F32x4(-reference);
 #pragma unroll
-      for (int r = 0; r < 4; ++r) {
-        weights[r] = exp2_approximate(scores[m][n][r] - reference);
-        softmax.sum[m] += weights[r];
-      }
+      for (int r = 0; r < 4; ++r) weights[r] = exp2_approximate(weights[r]);
+      softmax.sums[m] += weights.lo;
+      softmax.sums[m] += weights.hi;
       const int token = (token_group * Shape::kTokenFragments + n) * 16 + lane / 16 * 4;
       *reinterpret_cast<U32x2*>(&shared.weights[row][token]) = pack_weights<Element>(weights);
     }

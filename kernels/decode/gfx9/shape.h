@@ -83,9 +83,10 @@ struct Shared {
   alignas(16) uint16_t weights[Shape::kRows][kWeightStride];  // P
   alignas(16) float key_scales[kScaled ? kLatent / kDsMlaGroup : 1][kScaled ? Shape::kTokens : 1];
   float highest[Shape::kTokenGroups][Shape::kRows];  // score of a block
-  float rescale[Shape::kTokenGroups][Shape::kRows];  // factor of what was summed up before; each group has it
-  float sums[Shape::kTokenGroups][Shape::kRows];     // of an item's weights
-  uint8_t valid[Shape::kWaves];                      // of a block: a bit for each token that exists
+  // Factors of what was summed up before, of row 16 * m + i at [i][m]; each group has all.
+  alignas(16) float rescale[Shape::kTokenGroups][16][Shape::kOutRowFragments];
+  float sums[Shape::kTokenGroups][Shape::kRows];  // of an item's weights
+  uint8_t valid[Shape::kWaves];                   // of a block: a bit for each token that exists
 };
 
 }  // namespace mla::gfx9

@@ -81,14 +81,16 @@ __device__ __forceinline__ void accumulate_block(const Shared& shared, const Blo
 // Where some row's reference has moved.
 template <class Shape, class Shared>
 __device__ __forceinline__ void rescale_output(const Shared& shared, int lane, Output<Shape>& out) {
-  float factors[Shape::kOutRowFragments];
-  bool moved = false;
+  using Factors = float __attribute__((ext_vector_type(Shape::kOutRowFragments)));
+  const Factors factors = *reinterpret_cast<const Factors*>(shared.rescale[0][lane % 16]);
+  // All are in [0, 1], where bits are in the order of values; of floats the compiler would first make NaNs quiet.
+  uint32_t least = bits_as<uint32_t>(1.0f);
 #pragma unroll
   for (int m = 0; m < Shape::kOutRowFragments; ++m) {
-    factors[m] = shared.rescale[0][m * 16 + lane % 16];
-    moved = moved || factors[m] != 1;
+    const auto bits = bits_as<uint32_t>(static_cast<float>(factors[m]));
+    least = bits < least ? bits : least;
   }
-  if (!any_lane(moved)) return;
+  if (!any_lane(least < bits_as<uint32_t>(1.0f))) return;
 #pragma unroll
   for (int m = 0; m < Shape::kOutRowFragments; ++m) {
 #pragma unroll
