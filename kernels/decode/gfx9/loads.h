@@ -64,12 +64,13 @@ class CopiedBlocks {
     const uint32_t place = place_;
     Block& block = *reinterpret_cast<Block*>(reinterpret_cast<unsigned char*>(&shared.blocks[0]) + place);
     const uint32_t left = tokens_.end - first;  // not 0
-    if (left > 2 * kTokens)
-      wait_for_loads<2 * kLoads>();
-    else if (left > kTokens)
-      wait_for_loads<kLoads>();
-    else
-      wait_for_loads<0>();
+    if (left <= 2 * kTokens) {
+      if (left > kTokens)
+        wait_for_loads<kLoads>();
+      else
+        wait_for_loads<0>();
+    }
+    wait_for_loads<2 * kLoads>();
     finish_tokens(shared, block, valid_, wave_, lane);
     lds_barrier();
     const uint32_t begin = first + kAhead * kTokens + wave_ * kWaveTokens;
@@ -90,10 +91,10 @@ class CopiedBlocks {
  private:
   template <class Rows, class Shared>
   __device__ __forceinline__ void copy(const Rows& rows, int lane, Shared& shared, uint32_t place) const {
-    // Addresses in LDS from its begin on: of a pointer the compiler would ask whether it is null.
-    const LdsBytes block = lds_address(&shared.blocks[0]) + place;
-    const int first = wave_ * kWaveTokens;
-    constexpr int kStride = Block::kLatentStride;
+    const auto ring = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(lds_address(&shared.blocks[0])));
+    const uint32_t block = uniform(static_cast<int32_t>(ring + place)), first = wave_ * kWaveTokens;
+    constexpr uint32_t kStride = Block::kLatentStride, kLatentPlace = offsetof(Block, latent);
+    constexpr uint32_t kRopePlace = offsetof(Block, rope);
 #pragma unroll
     for (int half = 0; half < kWaveTokens; half += 4) {
       const unsigned char* sources[4];
@@ -101,13 +102,13 @@ class CopiedBlocks {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         // The instruction adds i * kStride in the cache as well.
-        constexpr int kBefore = Rows::kOneBase ? 0 : 3 * kStride;  // else an offset were negative
+        constexpr uint32_t kBefore = Rows::kOneBase ? 0 : 3 * kStride;  // else an offset were negative
         sources[i] = rows.base(half + i, kBefore);
         offsets[i] = lane * 16 + rows.offset(half + i) + kBefore - i * kStride;
       }
-      copy_four_to_lds<kStride>(sources, offsets, block + offsetof(Block, latent) + (first + half) * kStride);
+      copy_four_to_lds<kStride>(sources, offsets, {block, kLatentPlace + (first + half) * kStride});
     }
-    const LdsBytes rope = block + offsetof(Block, rope) + first * Block::kRopeStride;
+    const LdsPlace rope{block, kRopePlace + first * Block::kRopeStride};
     if constexpr (Rows::kOneBase) {
       copy_to_lds(rows.base(0), rows.offset(lane / 8) + PlainFormat::rope_offset(lane), rope);
     } else {

@@ -12,6 +12,13 @@ __device__ __forceinline__ int32_t load_uniform(const int32_t* source) {
   return *reinterpret_cast<const __attribute__((address_space(4))) int32_t*>(reinterpret_cast<uintptr_t>(source));
 }
 
+// Of the element at so many bytes from `source` on, which an instruction adds by itself.
+__device__ __forceinline__ int32_t load_uniform(const int32_t* source, uint32_t bytes) {
+  using Bytes = const __attribute__((address_space(4))) unsigned char;
+  auto* begin = reinterpret_cast<Bytes*>(reinterpret_cast<uintptr_t>(source));
+  return *reinterpret_cast<const __attribute__((address_space(4))) int32_t*>(begin + bytes);
+}
+
 // A request's page table, and the part of it that an item has.
 template <int kBytes>
 struct PageTable {
@@ -32,9 +39,7 @@ struct PageTable {
         pages(static_cast<uint32_t>(p.pages)) {}
 
   // The place in the table of a page that may lie past its end.
-  __device__ __forceinline__ const int32_t* entry(uint32_t index) const {
-    return table + (index < last_page ? index : last_page);
-  }
+  __device__ __forceinline__ uint32_t entry(uint32_t index) const { return index < last_page ? index : last_page; }
 
   // Which of a wave's eight tokens from `first` on are before the end, a bit each; `whole`: all are.
   __device__ __forceinline__ uint32_t existing(uint32_t first, bool whole) const {
@@ -72,7 +77,7 @@ struct PagedTokens : PageTable<kBytes> {
 
   __device__ __forceinline__ Lookup look_up(uint32_t first) const {
     const uint32_t index = first / this->page_size;
-    return {index, first - index * this->page_size, load_uniform(this->entry(index))};
+    return {index, first - index * this->page_size, page(index)};
   }
 
   // Without a division, which takes as many instructions as the copies.
@@ -83,7 +88,7 @@ struct PagedTokens : PageTable<kBytes> {
       lookup.offset -= this->page_size;
       ++lookup.index;
     }
-    lookup.page = load_uniform(this->entry(lookup.index));
+    lookup.page = page(lookup.index);
   }
 
   template <class F>
@@ -91,6 +96,12 @@ struct PagedTokens : PageTable<kBytes> {
     const bool valid = static_cast<uint32_t>(lookup.page) < this->pages;
     const uint32_t slot = valid ? lookup.page * this->page_size + lookup.offset : 0;  // the host checked that it fits
     f(Rows{this->layer + uint64_t{slot} * kBytes}, valid ? this->existing(first, whole) : 0);
+  }
+
+ private:
+  // Its id. The pages of a request's tokens, of which there are less than 2^31, are less than 2^28.
+  __device__ __forceinline__ int32_t page(uint32_t index) const {
+    return load_uniform(this->table, this->entry(index) * 4);
   }
 };
 
@@ -121,7 +132,7 @@ struct ScatteredTokens : PageTable<kBytes> {
   template <class F>
   __device__ __forceinline__ void with_rows(const Lookup&, uint32_t first, bool whole, F f) const {
     const uint32_t token = first + lane_id() / 8, index = token / this->page_size;
-    const auto page = static_cast<uint32_t>(*this->entry(index));
+    const auto page = static_cast<uint32_t>(this->table[this->entry(index)]);
     const bool valid = page < this->pages;
     const uint64_t lanes = ballot(valid);
     uint32_t exist = 0;
