@@ -9,6 +9,18 @@ namespace mla::gfx9 {
 constexpr int kWaveTokens = 8;  // that a wave loads
 constexpr int kScaleGroups = kLatent / kDsMlaGroup;
 
+// So many bytes into the row of a token, which each lane has one of. Of rows with one base the address is a scalar one
+// and an offset that never changes.
+template <class Rows>
+__device__ __forceinline__ U32x4 load_lanes(const Rows& rows, int token, uint32_t bytes) {
+  const unsigned char* source;
+  if constexpr (Rows::kOneBase)
+    source = rows.base(0) + (rows.offset(token) + bytes);
+  else
+    source = rows.of_lane(token) + bytes;
+  return *reinterpret_cast<const U32x4*>(source);
+}
+
 // Elements as the products take them: one load for the latent columns of each token, one for the rope of all.
 struct PlainFormat {
   static constexpr bool kScaled = false;
@@ -20,9 +32,8 @@ struct PlainFormat {
 
   template <class Rows>
   static __device__ __forceinline__ U32x4 load(const Rows& rows, int lane, int i) {
-    const unsigned char* source =
-        i < kWaveTokens ? rows.base(i) + (lane * 16 + rows.offset(i)) : rows.of_lane(lane / 8) + rope_offset(lane);
-    return *reinterpret_cast<const U32x4*>(source);
+    if (i == kWaveTokens) return load_lanes(rows, lane / 8, rope_offset(lane));
+    return *reinterpret_cast<const U32x4*>(rows.base(i) + (lane * 16 + rows.offset(i)));
   }
 
   // What all loads together need before they are stored.
@@ -76,7 +87,10 @@ struct CodeLoads {
 
   template <class Rows>
   static __device__ __forceinline__ U32x4 load(const Rows& rows, int lane, int i) {
-    return *reinterpret_cast<const U32x4*>(rows.one_of(2 * i, lane >= 32) + lane % 32 * 16);
+    if constexpr (Rows::kOneBase)
+      return load_lanes(rows, 2 * i + lane / 32, lane % 32 * 16);
+    else
+      return *reinterpret_cast<const U32x4*>(rows.one_of(2 * i, lane >= 32) + lane % 32 * 16);
   }
   static __device__ __forceinline__ unsigned char* target(Block& block, int first, int i, int lane) {
     return block.latent[first + 2 * i + lane / 32] + lane % 32 * 32;
@@ -93,7 +107,7 @@ struct CodeFormat {
   template <class Rows>
   static __device__ __forceinline__ U32x4 load(const Rows& rows, int lane, int i) {
     if (i < CodeLoads::kLoads) return CodeLoads::load(rows, lane, i);
-    return *reinterpret_cast<const U32x4*>(rows.of_lane(lane / 8) + kLatent + lane % 8 / 2 * 16);
+    return load_lanes(rows, lane / 8, kLatent + lane % 8 / 2 * 16);
   }
   static __device__ __forceinline__ void prepare(U32x4 (&)[kLoads]) {}
 
@@ -120,9 +134,8 @@ struct DsMlaFormat {
   template <class Rows>
   static __device__ __forceinline__ U32x4 load(const Rows& rows, int lane, int i) {
     if (i < CodeLoads::kLoads) return CodeLoads::load(rows, lane, i);
-    const unsigned char* row = rows.of_lane(lane / 8) + kLatent;
-    if (i == kScaleLoad) return *reinterpret_cast<const U32x4*>(row);  // in eight lanes alike
-    return *reinterpret_cast<const U32x4*>(row + kScaleGroups * 4 + (lane % 8 ^ lane / 8) * 16);
+    if (i == kScaleLoad) return load_lanes(rows, lane / 8, kLatent);  // in eight lanes alike
+    return load_lanes(rows, lane / 8, kLatent + kScaleGroups * 4 + (lane % 8 ^ lane / 8) * 16);
   }
 
   static __device__ __forceinline__ void prepare(U32x4 (&parts)[kLoads]) {

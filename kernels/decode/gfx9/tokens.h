@@ -53,7 +53,8 @@ struct PageTable {
 //   look_further(lookup, distance, first), the same for tokens `distance` further, which begin with `first`;
 //   with_rows(lookup, first, whole, f), which calls f(rows, valid): where they are, and which exist, a bit each. The
 //   row of one that does not is some other one. `whole`: all are before the end.
-// Row t begins at base(t, before) + before + offset(t) in every lane, and at of_lane(t) for t of each lane.
+// Row t begins at base(t, before) + before + offset(t) in every lane. Where rows have no base in common, it begins at
+// of_lane(t) for t of each lane, and at one_of(t, false); the one behind it at one_of(t, true).
 
 // Tokens in pages of a multiple of eight: a wave's eight are neighbours in memory.
 template <int kBytes>
@@ -70,9 +71,6 @@ struct PagedTokens : PageTable<kBytes> {
     const unsigned char* first;
     __device__ __forceinline__ const unsigned char* base(int, int32_t before = 0) const { return first - before; }
     static __device__ __forceinline__ constexpr uint32_t offset(int t) { return t * kBytes; }
-    __device__ __forceinline__ const unsigned char* of_lane(int token) const { return first + token * kBytes; }
-    // Of token t, or of the one behind it.
-    __device__ __forceinline__ const unsigned char* one_of(int t, bool second) const { return of_lane(t + second); }
   };
 
   __device__ __forceinline__ Lookup look_up(uint32_t first) const {
