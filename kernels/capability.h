@@ -15,6 +15,16 @@ inline bool contains(const Range& range, int32_t n) {
   return n >= range.first && n <= range.last && (n - range.first) % range.step == 0;
 }
 
+// JAX's names of dtypes, as rows have them.
+namespace dtype_names {
+inline constexpr const char* kBF16 = "bfloat16";
+inline constexpr const char* kF16 = "float16";
+inline constexpr const char* kF32 = "float32";
+inline constexpr const char* kE4M3FN = "float8_e4m3fn";
+inline constexpr const char* kE4M3FNUZ = "float8_e4m3fnuz";
+inline constexpr const char* kDsMla = "fp8_ds_mla";
+}  // namespace dtype_names
+
 struct Capability {
   const char* operation;               // "mla_decode", "update_cache", ...
   const char* variant;                 // "generic", "sm90", "avx512", ...

@@ -13,12 +13,7 @@ constexpr const char* kArchitecture = "aarch64";
 constexpr const char* kArchitecture = "other";
 #endif
 
-constexpr const char* kBf16 = "bfloat16";
-constexpr const char* kF16 = "float16";
-constexpr const char* kF32 = "float32";
-constexpr const char* kE4M3FN = "float8_e4m3fn";
-constexpr const char* kE4M3FNUZ = "float8_e4m3fnuz";
-constexpr const char* kDsMla = "fp8_ds_mla";
+using namespace dtype_names;
 
 struct Pair {
   const char* first;   // of q, or of the input
@@ -26,13 +21,13 @@ struct Pair {
 };
 
 constexpr Pair kDecodePairs[] = {
-    {kBf16, kBf16},         {kF16, kF16},    {kF32, kF32},      {kBf16, kE4M3FN},
-    {kBf16, kE4M3FNUZ},     {kF16, kE4M3FN}, {kF16, kE4M3FNUZ}, {kE4M3FN, kE4M3FN},
-    {kE4M3FNUZ, kE4M3FNUZ}, {kBf16, kDsMla}, {kF16, kDsMla},
+    {kBF16, kBF16},         {kF16, kF16},    {kF32, kF32},      {kBF16, kE4M3FN},
+    {kBF16, kE4M3FNUZ},     {kF16, kE4M3FN}, {kF16, kE4M3FNUZ}, {kE4M3FN, kE4M3FN},
+    {kE4M3FNUZ, kE4M3FNUZ}, {kBF16, kDsMla}, {kF16, kDsMla},
 };
-constexpr Pair kSamePairs[] = {{kBf16, kBf16}, {kF16, kF16}, {kF32, kF32}};
+constexpr Pair kSamePairs[] = {{kBF16, kBF16}, {kF16, kF16}, {kF32, kF32}};
 constexpr Pair kFp8Pairs[] = {
-    {kBf16, kE4M3FN}, {kBf16, kE4M3FNUZ}, {kF16, kE4M3FN}, {kF16, kE4M3FNUZ}, {kF32, kE4M3FN}, {kF32, kE4M3FNUZ},
+    {kBF16, kE4M3FN}, {kBF16, kE4M3FNUZ}, {kF16, kE4M3FN}, {kF16, kE4M3FNUZ}, {kF32, kE4M3FN}, {kF32, kE4M3FNUZ},
 };
 
 }  // namespace
@@ -78,9 +73,9 @@ std::vector<Capability> capabilities() {
     add("update_cache", pair);
     add("pack_kv_fp8", pair);
   }
-  for (const char* q_dtype : {kBf16, kF16, kF32}) {
+  for (const char* q_dtype : {kBF16, kF16, kF32}) {
     add("update_cache", {q_dtype, kDsMla});
-    for (const char* cache_dtype : {kBf16, kF16, kF32, kE4M3FN, kE4M3FNUZ, kDsMla}) {
+    for (const char* cache_dtype : {kBF16, kF16, kF32, kE4M3FN, kE4M3FNUZ, kDsMla}) {
       add("mla_context", {q_dtype, cache_dtype});
     }
   }

@@ -9,12 +9,7 @@
 namespace mla {
 namespace {
 
-constexpr const char* kBF16 = "bfloat16";
-constexpr const char* kF16 = "float16";
-constexpr const char* kF32 = "float32";
-constexpr const char* kE4M3FN = "float8_e4m3fn";
-constexpr const char* kE4M3FNUZ = "float8_e4m3fnuz";
-constexpr const char* kDsMla = "fp8_ds_mla";
+using namespace dtype_names;
 constexpr const char* kKernelValues = "kernel_values";  // e4m3fn in tiles, as kValueTile says
 constexpr const char* kArchitecture = "sm_80+";
 

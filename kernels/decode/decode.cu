@@ -1,11 +1,11 @@
 // mla_decode's entry on CUDA: picks the kernel for the call, launches it and then the reduction.
 #include <algorithm>
-#include <limits>
 #include <string>
 #include <vector>
 
 #include "kernels/capability.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/decode/check.h"
 #include "kernels/decode/generic/instance.h"
 #include "kernels/decode/reduce.h"
 #include "kernels/decode/sm90/decode.h"
@@ -16,49 +16,18 @@
 namespace mla {
 namespace {
 
-std::string cache_name(const DecodeParams& p) { return p.ds_mla ? "fp8_ds_mla" : name_of(p.cache_dtype); }
-
-Error check(const DecodeParams& p) {
-  const auto known = static_cast<int32_t>(variants().size());
-  if (p.variant < 0 || p.variant > known) {
-    return "jax_mla: mla_decode's variant is " + std::to_string(p.variant) + ", this module has " +
-           std::to_string(known);
-  }
+Error check_dtypes(const DecodeParams& p) {
   const bool float_queries = p.q_dtype == DType::kBF16 || p.q_dtype == DType::kF16;
   const bool fp8_queries = p.q_dtype == DType::kE4M3FN;
   const bool fp8_cache = p.cache_dtype == DType::kE4M3FN && !p.ds_mla;
   const bool fits =
       p.ds_mla ? p.q_dtype == DType::kBF16
                : (float_queries && p.cache_dtype == p.q_dtype) || (fp8_cache && (float_queries || fp8_queries));
-  if (!fits) {
-    return std::string(
-               "jax_mla: mla_decode on CUDA takes bfloat16 or float16 queries over a cache of the same or of "
-               "float8_e4m3fn, both in float8_e4m3fn, or bfloat16 over fp8_ds_mla; these are ") +
-           name_of(p.q_dtype) + " over " + cache_name(p);
-  }
-  const DType out_dtype = fp8_queries ? DType::kBF16 : p.q_dtype;
-  if (p.out_dtype != out_dtype) {
-    return std::string("jax_mla: mla_decode with q in ") + name_of(p.q_dtype) + " writes " + name_of(out_dtype) +
-           ", out is " + name_of(p.out_dtype);
-  }
-  if ((p.q_scale != nullptr && !fp8_queries) || (p.k_scale != nullptr && !fp8_cache)) {
-    return std::string("jax_mla: q_scale and k_scale belong to fp8, this mla_decode has q in ") + name_of(p.q_dtype) +
-           " over a cache in " + cache_name(p);
-  }
-  if (p.k_scale != nullptr && p.k_scales != 1 && p.k_scales != p.layers) {
-    return "jax_mla: mla_decode has " + std::to_string(p.k_scales) + " k_scales, expected 1 or one for each of " +
-           std::to_string(p.layers) + " layers";
-  }
-  if (p.pages * p.page_size > std::numeric_limits<int32_t>::max()) {
-    return "jax_mla: slots are 32-bit numbers, a cache of " + std::to_string(p.pages) + " pages of " +
-           std::to_string(p.page_size) + " tokens has more";
-  }
-  if (p.plan.parts < 1 || p.page_size < 1 || p.max_q_len < 1) {
-    return "jax_mla: mla_decode has a plan of " + std::to_string(p.plan.parts) + " parts, pages of " +
-           std::to_string(p.page_size) + " tokens and max_q_len " + std::to_string(p.max_q_len) +
-           "; each must be positive";
-  }
-  return {};
+  if (fits) return {};
+  return std::string(
+             "jax_mla: mla_decode on CUDA takes bfloat16 or float16 queries over a cache of the same or of "
+             "float8_e4m3fn, both in float8_e4m3fn, or bfloat16 over fp8_ds_mla; these are ") +
+         name_of(p.q_dtype) + " over " + cache_name(p);
 }
 
 bool serves(const std::string& architecture, int32_t compute_capability) {  // "sm_90", "sm_80+"
@@ -110,7 +79,8 @@ Error decode_attention(const DecodeParams& p, const Device& device, int32_t comp
 
 Error decode(const DecodeParams& params, const Device& device) {
   if (int64_t{params.tokens} * params.heads == 0) return {};
-  Error error = check(params);
+  Error error = check_dtypes(params);
+  if (error.empty()) error = check_decode(params);
   if (!error.empty()) return error;
   int32_t major = 0, minor = 0;
   error = device_attribute(&major, cudaDevAttrComputeCapabilityMajor, device);

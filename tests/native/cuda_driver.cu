@@ -4,9 +4,10 @@
 // Random data, poisoned results, NaN wherever nothing may be read; oracles in double precision. --quick: a small
 // selection, for compute-sanitizer. --variant: mla_prefill alone ("prefill", or "prefill:NAME" by that variant),
 // packing, gather and merging alone ("context"), mla_sparse_decode alone ("sparse", or "sparse:NAME" by that variant),
-// decode by that variant alone; a variant may be followed by dtypes ("bf16", "f16", "e4m3fn"; "bf16/e4m3fn" of decode's
-// queries and cache, "e4m3fn/bf16" of prefill's keys and values). --time: device times instead of tests, of decode's
-// cells (numbers of kCells in cuda_timing.h), with other tiles or pages than usual. Exits with 1 at the first mismatch.
+// plans, updates and what is left ("others"), decode by that variant alone; a variant may be followed by dtypes
+// ("bf16", "f16", "e4m3fn"; "bf16/e4m3fn" of decode's queries and cache, "e4m3fn/bf16" of prefill's keys and values).
+// --time: device times instead of tests, of decode's cells (numbers of kCells in cuda_timing.h), with other tiles or
+// pages than usual. Exits with 1 at the first mismatch.
 #include <chrono>
 
 #include "tests/native/cuda_context_timing.h"
@@ -83,6 +84,7 @@ constexpr SparseGroup kSparseGroups[] = {
 };
 
 constexpr Group kOtherGroups[] = {
+    {"mla_prefill: choice of the variant", prefill_choice_group},
     {"plan_decode", plan_group},
     {"mla_decode over fp8_ds_mla", dense_ds_mla_group},
     {"update_cache", update_group},
@@ -103,7 +105,7 @@ void run_group(const std::string& name, Run run) {
 
 int run_all(bool quick, const std::string& only) {
   const std::vector<SparseCell> sparse = sparse_cells(only.empty() ? "sparse" : only);
-  bool known = only.empty() || only == "context" || !sparse.empty();
+  bool known = only.empty() || only == "context" || only == "others" || !sparse.empty();
   for (const Variant& variant : decode_variants()) {
     if (!selected(variant, only)) continue;
     known = true;
@@ -120,9 +122,6 @@ int run_all(bool quick, const std::string& only) {
     }
   }
   require(known, "this device has no variant " + only);
-  if (only.empty() || only == "prefill") {
-    run_group("mla_prefill: choice of the variant", [&] { return prefill_choice_group(quick); });
-  }
   for (const Group& group : kContextGroups) {
     if (only.empty() || only == "context") run_group(group.name, [&] { return group.run(quick); });
   }
@@ -130,7 +129,7 @@ int run_all(bool quick, const std::string& only) {
     if (!sparse.empty()) run_group(group.name, [&] { return group.run(sparse, quick); });
   }
   for (const Group& group : kOtherGroups) {
-    if (only.empty()) run_group(group.name, [&] { return group.run(quick); });
+    if (only.empty() || only == "others") run_group(group.name, [&] { return group.run(quick); });
   }
   std::printf("all groups passed\n");
   return 0;
