@@ -10,7 +10,7 @@ import struct
 import ml_dtypes
 import numpy as np
 import pytest
-from gfx9 import Memory, Program, compile_hip, marks
+from gfx9 import EmulatorError, Memory, Program, compile_hip, marks
 
 pytestmark = marks.needs_llvm
 DTYPES = {
@@ -50,6 +50,19 @@ KERNEL void widen(const int* in, float* out) {
   out[8 * i + 6] = h0;
   out[8 * i + 7] = h1;
 }
+
+#if defined(__gfx950__)
+typedef __bf16 Brains __attribute__((ext_vector_type(2)));
+typedef _Float16 Halves __attribute__((ext_vector_type(2)));
+
+KERNEL void widen_to_16(const int* in, Brains* brains, Halves* halves, float scale) {
+  int i = index(), word = in[i];
+  brains[2 * i + 0] = __builtin_amdgcn_cvt_scalef32_pk_bf16_FORMAT(word, scale, false);
+  brains[2 * i + 1] = __builtin_amdgcn_cvt_scalef32_pk_bf16_FORMAT(word, scale, true);
+  halves[2 * i + 0] = __builtin_amdgcn_cvt_scalef32_pk_f16_FORMAT(word, scale, false);
+  halves[2 * i + 1] = __builtin_amdgcn_cvt_scalef32_pk_f16_FORMAT(word, scale, true);
+}
+#endif
 """
 
 
@@ -88,6 +101,34 @@ def test_every_byte_widens(architecture, name):
     load(architecture, name).launch("widen", (1, 1, 1), (256, 1, 1), struct.pack("<QQ", source, target), memory=memory)
     expected = codes.view(DTYPES[architecture, name]).astype(np.float32).reshape(256, 4)
     np.testing.assert_array_equal(memory.read(target, results), np.concatenate([expected, expected], axis=1))
+
+
+def widen_to_16(name, scale):
+    """Every byte of gfx950's format as bfloat16 and as float16."""
+    memory = Memory()
+    codes = np.arange(1024, dtype=np.uint16).astype(np.uint8)
+    results = [np.zeros(1024, ml_dtypes.bfloat16), np.zeros(1024, np.float16)]
+    source = memory.allocate(codes.view(np.int32), writable=False)
+    targets = [memory.allocate(result.view(np.uint16)) for result in results]
+    arguments = struct.pack("<QQQf", source, *targets, scale)
+    load("gfx950", name).launch("widen_to_16", (1, 1, 1), (256, 1, 1), arguments, memory=memory)
+    got = [memory.read(target, result.view(np.uint16)) for target, result in zip(targets, results, strict=True)]
+    return codes, [bits.view(result.dtype) for bits, result in zip(got, results, strict=True)]
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.25])
+@pytest.mark.parametrize("name", ["fp8", "bf8"])
+def test_every_byte_widens_to_16_bits(name, scale):
+    codes, results = widen_to_16(name, scale)
+    expected = codes.view(DTYPES["gfx950", name]).astype(np.float32) * np.float32(scale)
+    for got in results:
+        with np.errstate(over="ignore"):
+            np.testing.assert_array_equal(got.astype(np.float32), expected.astype(got.dtype).astype(np.float32))
+
+
+def test_a_scale_that_is_no_power_of_two_is_refused():
+    with pytest.raises(EmulatorError, match="a scale that is no power of two is not modelled"):
+        widen_to_16("fp8", 1.5)
 
 
 @FORMATS

@@ -5,7 +5,8 @@ It gives bounds, not times: latency, bank conflicts and misses are left out. Ass
 - A compute unit has four SIMDs. Each takes one instruction of a wave every 4 cycles: a vector instruction passes 64
   lanes through 16 ("Compute unit" and "Pipeline descriptions" of the ROCm Compute Profiler's documentation).
 - Transcendental instructions and conversions of floats take 16 cycles: LLVM's scheduling model of gfx942 and gfx950,
-  which `llvm-mca` prints. In it all other vector instructions take one turn of 4 cycles.
+  which `llvm-mca` prints. In it all other vector instructions take one turn of 4 cycles. So do the scaling conversions
+  of gfx950 (`v_cvt_scalef32_*`), which are counted here as the other conversions are.
 - Matrix instructions take what the column "Cycles" of table 28 in the CDNA4 guide (7.1.2) says. LLVM's model has the
   same numbers for both architectures, but for 8-bit operands of f8f6f4, where it has half of the guide's.
 - Nothing overlaps within a SIMD: its instructions of all kinds are added up, matrix instructions with all their
@@ -29,7 +30,7 @@ SIMDS = 4
 LDS_WRITES = 128  # bytes a cycle
 _MOST_WAVES = 8  # of a SIMD
 _TURN = 4  # cycles
-_QUARTER_RATE = re.compile(r"v_(exp|log|rcp|rsq|sqrt|sin|cos)_|v_cvt_(?!pk_bf16_f32)")
+_QUARTER_RATE = re.compile(r"v_(exp|log|rcp|rsq|sqrt|sin|cos)_|v_cvt_(?!pk_bf16_f32|pkrtz)")
 _LANES_BYTES = 256  # that a move between lanes takes of LDS' paths
 
 

@@ -1,7 +1,7 @@
 """The AMD kernels as rows of the tables (docs/amd_tables.md): small problems of so many tiles, with zeros for data.
 
 What data alone brings about is not in the numbers: rescaling a row whose maximum grows, hiding values that are not
-finite. It is seldom executed.
+finite, replacing codes of fp8_ds_mla that gfx942's type lacks. It is seldom executed.
 """
 
 import numpy as np

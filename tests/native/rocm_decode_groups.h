@@ -68,6 +68,12 @@ inline void test_amd_decode() {
     native.kv_lens = std::vector<int>{230, 96};
     DecodeCase first(native, random);
     check_decode(first, device_with(1), "24 heads", &worst);
+    DecodeShape edges = native;  // lengths about what is on its way at once; pages that end within blocks
+    edges.parts = 1;
+    edges.page_size = choose(random, {8, 24, 40});
+    edges.kv_lens = std::vector<int>{32, 96, 97, 128, 129, 160, 161};
+    DecodeCase around(edges, random);
+    check_decode(around, device_with(1), "edges", &worst);
     for (int i = 0; i < (quick ? 6 : 60); ++i) {
       DecodeCase problem(random_amd_shape(random, types), random);
       check_decode(problem, device_with(1), "decode", &worst);

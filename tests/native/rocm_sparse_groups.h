@@ -77,6 +77,16 @@ inline void test_amd_sparse_edges() {
     }
     report.expect(finite, "NaN in another token's row: " + chosen.text());
 
+    SparseShape all = amd_sparse_shape(types);  // of some eight neighbours one names no slot
+    all.masks = false;
+    SparseCase wrong(all, random);
+    for (size_t i = 0; i + 8 <= wrong.indices.size(); i += 8) {
+      if (pick(random, 0, 1) == 0) {
+        wrong.indices[i + pick(random, 0, 7)] = choose(random, {-1, INT32_MIN, INT32_MAX, static_cast<int>(all.slots)});
+      }
+    }
+    check_sparse(wrong, device_with(1), &worst);
+
     SparseDecodeParams nothing = problem.params();
     nothing.topk = 0;
     for (int64_t slots : {int64_t{s.slots}, int64_t{0}}) {

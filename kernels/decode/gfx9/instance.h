@@ -6,8 +6,7 @@
 #define MLA_DECODE_ROWS(name, rows, Query, Element, Out, Format)                                        \
   MLA_KERNEL __launch_bounds__(256) MLA_WAVES_A_SIMD(1) mla_decode_##name##_##rows(mla::DecodeParams) { \
     using namespace mla;                                                                                \
-    using Blocks = gfx9::BlocksOf<gfx9::Format, gfx9::PagedTokens>::Type;                               \
-    gfx9::decode_part<Query, Element, Out, gfx9::Shape<rows>, Blocks>();                                \
+    gfx9::decode_part<Query, Element, Out, gfx9::Shape<rows>, gfx9::Format>();                          \
   }
 
 #define MLA_DECODE(name, Query, Element, Out, Format)    \

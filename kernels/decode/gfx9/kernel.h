@@ -68,6 +68,7 @@ __device__ __forceinline__ void attend(const Job& job, const Visible<Shape>& vis
 #pragma unroll 1
   for (uint32_t first = job.begin; first < job.end; first += kTokens) {
     Block& block = blocks.next(shared, first, lane);
+    const int32_t valid = *reinterpret_cast<const int32_t*>(shared.valid);
     Scores<Shape> scores;
     score_block<Element, Shape>(shared, block, queries, token_group, lane, scores);
 
@@ -76,22 +77,22 @@ __device__ __forceinline__ void attend(const Job& job, const Visible<Shape>& vis
     for (int m = 0; m < Shape::kRowFragments; ++m) seen[m] = static_cast<int32_t>(visible.end[m] - first);
     float highest[Shape::kRowFragments];
     const bool all_visible = visible.hidden >= first + kTokens;
-    mask_scores<Shape>(shared, seen, all_visible, job.scale, token_group, lane, scores, highest);
+    mask_scores<Shape>(uniform(valid), seen, all_visible, job.scale, token_group, lane, scores, highest);
     if constexpr (Shape::kTokenGroups > 1) {
 #pragma unroll
       for (int m = 0; m < Shape::kRowFragments; ++m) {
         const int row = (row_group * Shape::kRowFragments + m) * 16 + lane % 16;
-        if (lane < 16) shared.highest[token_group][row] = highest[m];
+        shared.highest[token_group][row] = highest[m];  // four lanes the same
       }
       lds_barrier();
 #pragma unroll
       for (int m = 0; m < Shape::kRowFragments; ++m) {
         const int row = (row_group * Shape::kRowFragments + m) * 16 + lane % 16;
-        highest[m] = __builtin_fmaxf(highest[m], shared.highest[1 - token_group][row]);
+        highest[m] = LargestOfResults()(highest[m], shared.highest[1 - token_group][row]);
       }
     }
     weigh_block<Element, Shape>(shared, scores, highest, row_group, token_group, lane, softmax);
-    if (!all_visible) {
+    if (visible.hidden < first + kTokens) {
       lds_barrier();  // everyone has read the keys
       const int32_t begin = max_of(static_cast<int32_t>(visible.hidden - first), 0);
       hide_nan<Element>(shared, block, begin, min_of(job.end - first, kTokens), wave * kWave + lane_anew());
@@ -112,8 +113,8 @@ __device__ __forceinline__ void attend_to(const Params& p, const Job& job, const
   wait_for_queries<Element, Shape>(queries);
 #pragma unroll
   for (int m = 0; m < Shape::kRowFragments; ++m) {
-    softmax.reference[m] = -INFINITY;
-    softmax.sum[m] = 0;
+    softmax.reference[m] = kNoReference;
+    softmax.sums[m] = F32x2{};
   }
 #pragma unroll
   for (int m = 0; m < Shape::kOutRowFragments; ++m) {
@@ -141,7 +142,7 @@ __device__ __forceinline__ void store_rows(const Job& job, const Results<Out>& r
 #pragma unroll
   for (int m = 0; m < Shape::kRowFragments; ++m) {
     const int row = (row_group * Shape::kRowFragments + m) * 16 + lane % 16;
-    const float sum = reduce_over_row(softmax.sum[m], Add());
+    const float sum = reduce_over_row(softmax.sums[m].x + softmax.sums[m].y, Add());
     if (lane < 16) shared.sums[token_group][row] = sum;
   }
   lds_barrier();
@@ -157,14 +158,14 @@ __device__ __forceinline__ void store_rows(const Job& job, const Results<Out>& r
         results.lse[job.first_out_row + row] = lse;
         if (results.sink != nullptr) total += exp2_approximate(results.sink[row] * kLog2E - softmax.reference[m]);
       }
-      shared.rescale[row] = empty ? 0 : job.value_scale / total;
+      shared.rescale[0][row % 16][row / 16] = empty ? 0 : job.value_scale / total;
     }
   }
   lds_barrier();
 #pragma unroll
   for (int m = 0; m < Shape::kOutRowFragments; ++m) {
     const int row = m * 16 + lane % 16;
-    const float factor = shared.rescale[row];
+    const float factor = shared.rescale[0][row % 16][m];
     const int64_t start = (job.first_out_row + row) * kLatent + wave * Shape::kOutColumns;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -205,10 +206,9 @@ __device__ __forceinline__ float query_scale(const Params& p) {
 }
 
 // `Query`: the elements of the queries; `Element`: those of the products; `Out`: those of out.
-template <class Query, class Element, class Out, class Shape, class Blocks>
-__device__ __forceinline__ void decode_part() {
+template <class Query, class Element, class Out, class Shape, class Blocks, class Shared>
+__device__ __forceinline__ void decode_items(Shared& shared) {
   const DecodeParams& first_params = reread_params<DecodeParams>();
-  __shared__ Shared<Shape, Blocks::kStages, Blocks::kScaled> shared;
   const int32_t layer = first_params.layer == nullptr ? 0 : load_uniform(first_params.layer);
   if (layer < 0 || layer >= first_params.layers) return;
   const int wave = wave_id();
@@ -253,6 +253,19 @@ __device__ __forceinline__ void decode_part() {
                                nullptr};
     store_rows<Out, Shape>(job, results, shared, softmax, out, wave, lane_anew());
   }
+}
+
+// The part of a workgroup, by one of two copies of the same code: the sizes of pages that are looked up block by block
+// have one without what the others need.
+template <class Query, class Element, class Out, class Shape, class Format>
+__device__ __forceinline__ void decode_part() {
+  using Blocks = typename BlocksOf<Format, PagedTokens>::Type;
+  using ScatteredBlocks = typename BlocksOf<Format, ScatteredTokens>::Type;
+  __shared__ Shared<Shape, Blocks::kStages, Blocks::kScaled> shared;
+  if (reread_params<DecodeParams>().page_size % kWaveTokens == 0)
+    decode_items<Query, Element, Out, Shape, Blocks>(shared);
+  else
+    decode_items<Query, Element, Out, Shape, ScatteredBlocks>(shared);
 }
 
 }  // namespace mla::gfx9

@@ -27,9 +27,7 @@ __device__ __forceinline__ Fragment<Element> load_eight(const Query* source, boo
   } else {
     U32x2 codes = *reinterpret_cast<const U32x2*>(source);
     if (!exists) codes = U32x2{};
-    const uint32_t left = codes.x, right = codes.y;
-    return bits_as<Fragment<Element>>(U32x4{unpack_two<Element, false>(left), unpack_two<Element, true>(left),
-                                            unpack_two<Element, false>(right), unpack_two<Element, true>(right)});
+    return bits_as<Fragment<Element>>(unpack_eight<Element>(codes.x, codes.y));
   }
 }
 
@@ -81,22 +79,44 @@ __device__ __forceinline__ void score_block(const Shared& shared, const Block& b
   F32x4 sums[Shape::kRowFragments][Shape::kTokenFragments][kSums] = {};
   const int first = token_group * Shape::kTokenFragments * 16, token = first + lane % 16, chunk = lane / 16;
   const unsigned char* latent = block.latent[token] + chunk * 16;
+  if constexpr (Shared::kScaled) {
 #pragma unroll
-  for (int m = 0; m < Shape::kRowFragments; ++m) {
+    for (int m = 0; m < Shape::kRowFragments; ++m) {
 #pragma unroll
-    for (int n = 0; n < Shape::kTokenFragments; ++n) scores[m][n] = F32x4{};
+      for (int n = 0; n < Shape::kTokenFragments; ++n) scores[m][n] = F32x4{};
+    }
   }
+  // Keys come in groups of steps. While one is multiplied the next is read.
+  constexpr int kReadSteps = 6, kReads = Shape::kSteps / kReadSteps;
+  static_assert(kReads * kReadSteps == Shape::kSteps);
+  U32x4 keys[2][kReadSteps][Shape::kTokenFragments];
+  const auto read = [&](int group) {
+#pragma unroll
+    for (int i = 0; i < kReadSteps; ++i) {
+      const int k = group * kReadSteps + i;
+#pragma unroll
+      for (int n = 0; n < Shape::kTokenFragments; ++n) {
+        const unsigned char* source =
+            k < kLatentSteps ? latent + n * 16 * Block::kLatentStride + k * 4 * 16
+                             : block.rope[token + n * 16] + Block::rope_place(token, (k - kLatentSteps) * 4 + chunk);
+        keys[group % 2][i][n] = *reinterpret_cast<const U32x4*>(source);
+      }
+    }
+  };
+  read(0);
 #pragma unroll
   for (int k = 0; k < Shape::kSteps; ++k) {
+    const int group = k / kReadSteps;
+    if (k % kReadSteps == 0) {
+      wait_for_lds();
+      if (group + 1 < kReads) read(group + 1);
+    }
 #pragma unroll
     for (int n = 0; n < Shape::kTokenFragments; ++n) {
-      const unsigned char* source =
-          k < kLatentSteps ? latent + n * 16 * Block::kLatentStride + k * 4 * 16
-                           : block.rope[token + n * 16] + Block::rope_place(token, (k - kLatentSteps) * 4 + chunk);
-      const auto keys = bits_as<Fragment<Element>>(*reinterpret_cast<const U32x4*>(source));
+      const auto own = bits_as<Fragment<Element>>(static_cast<U32x4>(keys[group % 2][k % kReadSteps][n]));
 #pragma unroll
       for (int m = 0; m < Shape::kRowFragments; ++m) {
-        sums[m][n][k % kSums] = multiply(keys, queries[m][k], sums[m][n][k % kSums]);
+        sums[m][n][k % kSums] = multiply(own, queries[m][k], sums[m][n][k % kSums]);
       }
     }
     if constexpr (Shared::kScaled) {
@@ -105,12 +125,14 @@ __device__ __forceinline__ void score_block(const Shared& shared, const Block& b
       }
     }
   }
+  __builtin_amdgcn_sched_barrier(0);  // the sums are waited for once, behind the last product
 #pragma unroll
   for (int m = 0; m < Shape::kRowFragments; ++m) {
 #pragma unroll
     for (int n = 0; n < Shape::kTokenFragments; ++n) {
+      scores[m][n] = Shared::kScaled ? scores[m][n] + sums[m][n][0] : sums[m][n][0];
 #pragma unroll
-      for (int i = 0; i < kSums; ++i) scores[m][n] += sums[m][n][i];
+      for (int i = 1; i < kSums; ++i) scores[m][n] += sums[m][n][i];
     }
   }
 }
@@ -119,7 +141,19 @@ __device__ __forceinline__ void score_block(const Shared& shared, const Block& b
 template <class Shape>
 struct Softmax {
   float reference[Shape::kRowFragments];  // of the exponents, in base 2; the same in all of the row's lanes
-  float sum[Shape::kRowFragments];        // over this lane's tokens
+  F32x2 sums[Shape::kRowFragments];       // over this lane's even tokens, and its odd ones
+};
+
+// The reference before a row's first finite score. A finite one: differences to it are never NaN.
+constexpr float kNoReference = -__FLT_MAX__;
+
+// As Largest. The compiler, which does not know that no operand is a signalling NaN, would make them quiet first.
+struct LargestOfResults {
+  __device__ __forceinline__ float operator()(float a, float b) const {
+    float largest;
+    asm("v_max_f32 %0, %1, %2" : "=v"(largest) : "v"(a), "v"(b));
+    return largest;
+  }
 };
 
 // Over the four lanes that have the same row.
@@ -129,19 +163,19 @@ __device__ __forceinline__ float reduce_over_row(float value, Combine combine) {
   return combine(value, shuffle_xor(value, 32));
 }
 
-// Scores in base 2; -inf where the row does not see the token. `visible`: the first token of the block that the row
-// does not see; `all_visible`: every row sees the whole block, if all its tokens exist. Gives by row the highest.
-template <class Shape, class Shared>
-__device__ __forceinline__ void mask_scores(const Shared& shared, const int32_t (&visible)[Shape::kRowFragments],
+// Scores in base 2; -inf where the row does not see the token. `valid`: which tokens of the block exist; `visible`: the
+// first that the row does not see; `all_visible`: every row sees the whole block, if all its tokens exist. Gives by row
+// the highest.
+template <class Shape>
+__device__ __forceinline__ void mask_scores(uint32_t valid, const int32_t (&visible)[Shape::kRowFragments],
                                             bool all_visible, float scale, int token_group, int lane,
                                             Scores<Shape>& scores, float (&highest)[Shape::kRowFragments]) {
-  const auto valid = static_cast<uint32_t>(uniform(*reinterpret_cast<const int32_t*>(shared.valid)));
 #pragma unroll
   for (int m = 0; m < Shape::kRowFragments; ++m) {
 #pragma unroll
     for (int n = 0; n < Shape::kTokenFragments; ++n) scores[m][n] *= scale;
   }
-  if (!all_visible || valid != ~0u) {
+  if ((all_visible ? valid : 0) != ~0u) {
 #pragma unroll
     for (int m = 0; m < Shape::kRowFragments; ++m) {
 #pragma unroll
@@ -163,7 +197,7 @@ __device__ __forceinline__ void mask_scores(const Shared& shared, const int32_t 
 #pragma unroll
       for (int r = 0; r < 4; ++r) highest[m] = __builtin_fmaxf(highest[m], scores[m][n][r]);
     }
-    highest[m] = reduce_over_row(highest[m], Largest());
+    highest[m] = reduce_over_row(highest[m], LargestOfResults());
   }
 }
 
@@ -178,20 +212,18 @@ __device__ __forceinline__ void weigh_block(Shared& shared, const Scores<Shape>&
     float& reference = softmax.reference[m];
     float factor = 1;
     if (highest[m] > reference + kSlack) {
-      if (reference != -INFINITY) factor = exp2_approximate(reference - highest[m]);  // else there is nothing yet
+      factor = exp2_approximate(reference - highest[m]);
       reference = highest[m];
     }
-    softmax.sum[m] *= factor;
-    if (token_group == 0 && lane < 16) shared.rescale[row] = factor;
-    const float shift = reference == -INFINITY ? 0 : reference;
+    softmax.sums[m] *= factor;
+    shared.rescale[token_group][row % 16][row / 16] = factor;
 #pragma unroll
     for (int n = 0; n < Shape::kTokenFragments; ++n) {
-      F32x4 weights;
+      F32x4 weights = scores[m][n] + F32x4(-reference);
 #pragma unroll
-      for (int r = 0; r < 4; ++r) {
-        weights[r] = exp2_approximate(scores[m][n][r] - shift);
-        softmax.sum[m] += weights[r];
-      }
+      for (int r = 0; r < 4; ++r) weights[r] = exp2_approximate(weights[r]);
+      softmax.sums[m] += weights.lo;
+      softmax.sums[m] += weights.hi;
       const int token = (token_group * Shape::kTokenFragments + n) * 16 + lane / 16 * 4;
       *reinterpret_cast<U32x2*>(&shared.weights[row][token]) = pack_weights<Element>(weights);
     }

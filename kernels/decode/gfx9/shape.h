@@ -43,7 +43,7 @@ __device__ __forceinline__ U32x2 pack_weights(F32x4 weights) {
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
       const auto bits = bits_as<uint32_t>(static_cast<float>(weights[r]));
-      rounded[r] = bits + 0x7FFF + (bits >> 16 & 1);  // to the nearest even
+      rounded[r] = bits + 0x8000;  // to the nearest; half way, up: an instruction less than to the even one
     }
     return {__builtin_amdgcn_perm(rounded[1], rounded[0], kHighHalves),
             __builtin_amdgcn_perm(rounded[3], rounded[2], kHighHalves)};
@@ -83,9 +83,10 @@ struct Shared {
   alignas(16) uint16_t weights[Shape::kRows][kWeightStride];  // P
   alignas(16) float key_scales[kScaled ? kLatent / kDsMlaGroup : 1][kScaled ? Shape::kTokens : 1];
   float highest[Shape::kTokenGroups][Shape::kRows];  // score of a block
-  float rescale[Shape::kRows];                       // factor of what was summed up before
-  float sums[Shape::kTokenGroups][Shape::kRows];     // of an item's weights
-  uint8_t valid[Shape::kWaves];                      // of a block: a bit for each token that exists
+  // Factors of what was summed up before, of row 16 * m + i at [i][m]; each group has all.
+  alignas(16) float rescale[Shape::kTokenGroups][16][Shape::kOutRowFragments];
+  float sums[Shape::kTokenGroups][Shape::kRows];  // of an item's weights
+  uint8_t valid[Shape::kWaves];                   // of a block: a bit for each token that exists
 };
 
 }  // namespace mla::gfx9

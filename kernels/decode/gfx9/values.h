@@ -62,10 +62,16 @@ __device__ __forceinline__ void accumulate_block(const Shared& shared, const Blo
                                                  Output<Shape>& out) {
   Fragment<Element> values[Shape::kOutFragments];
   load_values<Element, Shape>(block, wave, lane, values);
+  U32x4 all_weights[Shape::kOutRowFragments];
 #pragma unroll
   for (int m = 0; m < Shape::kOutRowFragments; ++m) {
     const auto* row = &shared.weights[m * 16 + lane % 16][lane / 16 * 8];
-    auto weights = bits_as<Fragment<Element>>(*reinterpret_cast<const U32x4*>(row));
+    all_weights[m] = *reinterpret_cast<const U32x4*>(row);
+  }
+  wait_for_lds();
+#pragma unroll
+  for (int m = 0; m < Shape::kOutRowFragments; ++m) {
+    auto weights = bits_as<Fragment<Element>>(static_cast<U32x4>(all_weights[m]));
     if constexpr (Shared::kScaled) weights = scale_weights(weights, &shared.key_scales[wave][lane / 16 * 8]);
 #pragma unroll
     for (int f = 0; f < Shape::kOutFragments; ++f) out[m][f] = multiply(values[f], weights, out[m][f]);
@@ -75,14 +81,16 @@ __device__ __forceinline__ void accumulate_block(const Shared& shared, const Blo
 // Where some row's reference has moved.
 template <class Shape, class Shared>
 __device__ __forceinline__ void rescale_output(const Shared& shared, int lane, Output<Shape>& out) {
-  float factors[Shape::kOutRowFragments];
-  bool moved = false;
+  using Factors = float __attribute__((ext_vector_type(Shape::kOutRowFragments)));
+  const Factors factors = *reinterpret_cast<const Factors*>(shared.rescale[0][lane % 16]);
+  // All are in [0, 1], where bits are in the order of values; of floats the compiler would first make NaNs quiet.
+  uint32_t least = bits_as<uint32_t>(1.0f);
 #pragma unroll
   for (int m = 0; m < Shape::kOutRowFragments; ++m) {
-    factors[m] = shared.rescale[m * 16 + lane % 16];
-    moved = moved || factors[m] != 1;
+    const auto bits = bits_as<uint32_t>(static_cast<float>(factors[m]));
+    least = bits < least ? bits : least;
   }
-  if (!any_lane(moved)) return;
+  if (!any_lane(least < bits_as<uint32_t>(1.0f))) return;
 #pragma unroll
   for (int m = 0; m < Shape::kOutRowFragments; ++m) {
 #pragma unroll

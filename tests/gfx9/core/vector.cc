@@ -260,6 +260,34 @@ void from_fp8_pair(Wave& wave, const Instruction& in) {
   write_raw(wave, in.operand[0].first + 1, reinterpret_cast<uint32_t*>(high), wave.exec());
 }
 
+// To two elements of 16 bits, times the power of two that the second source has.
+template <bool kE5M2, class ToBits>
+void from_fp8_pair_scaled(Wave& wave, const Instruction& in, ToBits to_bits) {
+  alignas(64) uint32_t bits[kLanes], result[kLanes];
+  alignas(64) float scale[kLanes];
+  read(wave, in, 1, 0, bits);
+  read(wave, in, 2, 1, scale);
+  const auto& table = fp8_values(wave.group->architecture, kE5M2);
+  for (int lane = 0; lane < kLanes; ++lane) {
+    int exponent;
+    if (std::frexp(scale[lane], &exponent) != 0.5f) throw Fault("a scale that is no power of two is not modelled");
+    uint32_t pair = in.op_sel[0] ? bits[lane] >> 16 : bits[lane];
+    result[lane] = to_bits(table[pair & 0xff] * scale[lane]) | to_bits(table[pair >> 8 & 0xff] * scale[lane]) << 16;
+  }
+  write_raw(wave, in.operand[0].first, result, wave.exec());
+}
+
+template <bool kE5M2>
+void define_scaled_fp8(Registry& registry, const std::string& format) {
+  registry["v_cvt_scalef32_pk_bf16_" + format] = [](Wave& wave, const Instruction& in) {
+    from_fp8_pair_scaled<kE5M2>(wave, in, [](float x) { return uint32_t{float_to_bf16(x)}; });
+  };
+  registry["v_cvt_scalef32_pk_f16_" + format] = [](Wave& wave, const Instruction& in) {
+    from_fp8_pair_scaled<kE5M2>(wave, in,
+                                [](float x) { return uint32_t{std::bit_cast<uint16_t>(static_cast<Half>(x))}; });
+  };
+}
+
 template <bool kE5M2>
 void to_fp8_pair(Wave& wave, const Instruction& in) {
   alignas(64) float a[kLanes], b[kLanes];
@@ -285,6 +313,8 @@ void define_fp8(Registry& registry) {
   registry["v_cvt_pk_f32_bf8"] = from_fp8_pair<true>;
   registry["v_cvt_pk_fp8_f32"] = to_fp8_pair<false>;
   registry["v_cvt_pk_bf8_f32"] = to_fp8_pair<true>;
+  define_scaled_fp8<false>(registry, "fp8");
+  define_scaled_fp8<true>(registry, "bf8");
 }
 
 template <class T>
