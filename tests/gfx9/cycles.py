@@ -12,8 +12,8 @@ It gives bounds, not times: latency, bank conflicts and misses are left out. Ass
 - Nothing overlaps within a SIMD: its instructions of all kinds are added up, matrix instructions with all their
   cycles. Hardware can issue others meanwhile, so this is the most that issuing may take. The waves of a workgroup are
   spread evenly over the SIMDs.
-- LDS moves 128 bytes a cycle for the whole compute unit (CDNA3 white paper); gfx950 reads 256 (Chips and Cheese,
-  "AMD's CDNA 4 architecture announcement"). Conflicts are not counted.
+- LDS moves 128 bytes a cycle for the whole compute unit (CDNA3 white paper); gfx950 is said to read 256 (Chips and
+  Cheese, "AMD's CDNA 4 architecture announcement"). Conflicts are not counted.
 - HBM: the device's bandwidth, divided by its compute units and its highest clock (datasheets).
 - Waves in flight: 512 vector registers a lane and SIMD in blocks of 8, 800 scalar ones in blocks of 16, at most 8 waves
   a SIMD, and LDS ("Kernel Descriptor" in LLVM's AMDGPU guide).
