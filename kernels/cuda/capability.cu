@@ -28,7 +28,6 @@ Capability decode_row(const char* q_dtype, const char* cache_dtype) {
 Capability sparse_row(const char* q_dtype, const char* cache_dtype) {
   Capability sparse = decode_row(q_dtype, cache_dtype);
   sparse.operation = "mla_sparse_decode";
-  sparse.by_name = true;
   return sparse;
 }
 
@@ -75,10 +74,7 @@ std::vector<Capability> capabilities() {
   // The first row that can serve a call does.
 #if defined(JAX_MLA_SM90)
   for (const char* dtype : {kBF16, kF16}) rows.push_back(sm90_prefill_row(dtype, dtype, true));
-  for (const char* v_dtype : {kBF16, kKernelValues}) {
-    rows.push_back(sm90_prefill_row(kE4M3FN, v_dtype, false));
-    rows.back().by_name = true;
-  }
+  for (const char* v_dtype : {kBF16, kKernelValues}) rows.push_back(sm90_prefill_row(kE4M3FN, v_dtype, false));
   rows.push_back(sm90_row(kBF16));
   rows.push_back(sm90_row(kF16));
   for (const char* q_dtype : {kBF16, kF16, kE4M3FN}) rows.push_back(sm90_fp8_row(q_dtype));
@@ -92,7 +88,6 @@ std::vector<Capability> capabilities() {
   rows.push_back(decode_row(kF16, kF16));
   for (const char* q_dtype : {kBF16, kF16, kE4M3FN}) rows.push_back(decode_row(q_dtype, kE4M3FN));
   rows.push_back(decode_row(kBF16, kDsMla));
-  rows.back().by_name = true;
   rows.push_back(sparse_row(kBF16, kBF16));
   rows.push_back(sparse_row(kF16, kF16));
   for (const char* q_dtype : {kBF16, kF16, kE4M3FN}) rows.push_back(sparse_row(q_dtype, kE4M3FN));
@@ -101,7 +96,6 @@ std::vector<Capability> capabilities() {
     rows.push_back(row("update_cache", dtype, dtype));
     rows.push_back(row("update_cache", dtype, kE4M3FN));
     rows.push_back(row("update_cache", dtype, kDsMla));
-    rows.back().by_name = true;
     rows.push_back(row("merge_states", dtype, dtype));
     rows.push_back(row("pack_kv", dtype, dtype));
     for (const char* packed : {kE4M3FN, kE4M3FNUZ}) rows.push_back(row("pack_kv_fp8", dtype, packed));
