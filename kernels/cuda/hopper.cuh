@@ -74,6 +74,11 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity)
   } while (!done);
 }
 
+// Arrives, as one of the arrivals that the barrier counts, when all of this thread's cp.async so far have written.
+__device__ __forceinline__ void cp_async_arrive(uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];\n" ::"r"(barrier) : "memory");
+}
+
 // --- Named barriers, among the `threads` of some warps. 0 is __syncthreads'.
 
 __device__ __forceinline__ void barrier_sync(int32_t name, int32_t threads) {

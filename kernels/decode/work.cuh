@@ -100,6 +100,9 @@ __device__ __forceinline__ int64_t partial_row(const DecodeParams&, int32_t part
 __device__ __forceinline__ void add_sink(const DecodeParams&, const Tile&, int32_t /*row*/, float /*sum*/,
                                          float /*reference*/, float& /*inverse*/) {}
 
+// Whoever reads keys that have arrived calls this before the first product: copies of the copy engine need nothing.
+__device__ __forceinline__ void order_arrived_keys(const DecodeParams&) {}
+
 // Which of the pages that share a block has its token `token`.
 __device__ __forceinline__ int page_in_block(const DecodeParams& p, int token) {
   return p.page_size < kBlockTokens ? token / p.page_size : 0;

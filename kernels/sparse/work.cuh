@@ -59,7 +59,7 @@ __device__ __forceinline__ const unsigned char* layer_of(const SparseDecodeParam
 __device__ __forceinline__ bool find_tile(const SparseDecodeParams& p, int32_t item, Tile& tile) {
   tile = tile_of(p, SparseWork(p, item));
   int32_t count = 0;
-#pragma unroll 8
+#pragma unroll 16
   for (int32_t i = tile.kv_begin + static_cast<int32_t>(threadIdx.x % 32); i < tile.kv_end; i += 32) {
     count += slot_at(p, tile, i) >= 0;
   }

@@ -39,10 +39,11 @@ struct PrefillShapes {
   float q_scale = 1, k_scale = 1, v_scale = 1;  // 1: no array
   uint64_t seed = 1;
 
-  // What e4m3's products lose of a score: the 14 bits of partial sums below 64 end at 2^-8, where each of six products
-  // cuts 33 addends off. As random signs add up that is a standard deviation of four to eight such units, less as the
-  // sums are smaller; sixteen are allowed (9.1 is the most that an H200 lost in a score of the driver's).
-  double score_error() const { return variant.fp8() ? std::fabs(scale * q_scale * k_scale) / 16 : 0; }
+  // What e4m3's products lose of a score below 64: the 14 bits of its partial sums end at 2^-8, where each of six
+  // products cuts 33 addends off. As random signs add up that is a standard deviation of four to eight such units, less
+  // as the sums are smaller; sixteen are allowed. Twice as much from 64 on (`loss_factor`), and so on.
+  double product_scale() const { return variant.fp8() ? std::fabs(scale * q_scale * k_scale) : 0; }
+  double score_error() const { return product_scale() / 16; }
   double out_tolerance() const {
     // Weights have three bits behind the first: each is off by 2^-4 at most, and so is a row.
     if (variant.tiled) return 6.25e-2 + score_error() / 2;
@@ -177,11 +178,17 @@ __global__ void __launch_bounds__(kNope)
   }
 }
 
-// errors[row] = {relative error of out, absolute error of lse}, by one warp; infinity where the row is not of its kind.
+// How much more of a score is lost than of one below 64, where lse is about a row's largest.
+__device__ inline float loss_factor(float lse, float product_scale) {
+  return product_scale > 0 ? exp2f(fmaxf(0, ceilf(log2f(fabsf(lse) / (64 * product_scale))))) : 1;
+}
+
+// errors[row] = {relative error of out, error of lse, absolute or of what may be lost}, by one warp; infinity where the
+// row is not of its kind.
 template <class Out>
 __global__ void compare_prefill_kernel(const Out* out, const float* lse, const float* carried_out,
                                        const float* carried_lse, const float* expected_out, const float* expected_lse,
-                                       const RowKind* kinds, int64_t rows, float2* errors) {
+                                       const RowKind* kinds, int64_t rows, float product_scale, float2* errors) {
   const int64_t row = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / 32;
   const int lane = threadIdx.x % 32;
   if (row >= rows) return;
@@ -202,7 +209,7 @@ __global__ void compare_prefill_kernel(const Out* out, const float* lse, const f
   finite = __all_sync(0xFFFFFFFF, finite);
   same = __all_sync(0xFFFFFFFF, same);
   float2 error{INFINITY, INFINITY};
-  const float lse_error = fabsf(lse[row] - expected_lse[row]);
+  const float lse_error = fabsf(lse[row] - expected_lse[row]) / loss_factor(expected_lse[row], product_scale);
   if (kinds[row] == RowKind::kUntouched) {
     if (same) error = {0, 0};
   } else if (kinds[row] == RowKind::kNotFinite) {
@@ -331,7 +338,8 @@ class PrefillCase {
       using Out = decltype(element);
       check(launch("the comparison", compare_prefill_kernel<Out>, grid_of(rows * 32), device(),
                    static_cast<const Out*>(p_.out), p_.lse, before_out, before_lse, expected_out.data(),
-                   expected_lse.data(), kinds.data(), rows, errors.data()));
+                   expected_lse.data(), kinds.data(), rows, static_cast<float>(shapes_.product_scale()),
+                   errors.data()));
     };
     switch (p_.out_dtype) {
       case DType::kF32: compare(float{}); break;

@@ -13,13 +13,14 @@ using Scores = float[Shape::kRows / 2];
 
 // Waits for a block's slots in turn and multiplies it with the queries. Returns where its rope keys lie, which the
 // weights will replace.
-template <class Element, class Shape>
-__device__ __forceinline__ uint32_t score_block(uint32_t ring, uint32_t queries, uint32_t full, Ring<Shape>& position,
-                                                Scores<Shape>& score) {
+template <class Element, class Params, class Shape>
+__device__ __forceinline__ uint32_t score_block(const Params& p, uint32_t ring, uint32_t queries, uint32_t full,
+                                                Ring<Shape>& position, Scores<Shape>& score) {
   uint32_t rope = 0;
 #pragma unroll
   for (int i = 0; i < kBlockSlots; ++i) {
     ptx::mbarrier_wait(full + position.slot * 8, position.parity);
+    order_arrived_keys(p);
     const uint32_t slot = ring + position.slot * kSlotBytes;
     const uint32_t keys = ptx::matrix_operand(slot);
     ptx::wgmma_fence();  // after every wait, else the products are run one by one

@@ -217,7 +217,7 @@ __device__ __forceinline__ void score_tiles(const Params& p, uint32_t ring, uint
     for (; block < blocks; block += Shape::kScoreGroups) {
       const Ring<Shape> block_start = position;
       Scores<Shape> score;
-      const uint32_t weights = score_block<Element>(ring, queries, full, position, score);
+      const uint32_t weights = score_block<Element>(p, ring, queries, full, position, score);
       position.skip(1);
       if (block + Shape::kScoreGroups >= blocks) ptx::mbarrier_arrive_warp(query_empty);
 #pragma unroll

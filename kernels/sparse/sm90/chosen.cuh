@@ -13,7 +13,8 @@ constexpr int kRingBlocks = 3;  // one that is filled, one that runs over into i
 // In shared memory.
 struct alignas(16) ChosenRing {
   int32_t slots[kRingBlocks * kBlockTokens];
-  int32_t last[kRingBlocks];  // of its item
+  int32_t count[kRingBlocks];  // of a block's slots that are tokens
+  int32_t last[kRingBlocks];   // of its item
 };
 
 // A place in the ring, the same in all warps that follow it.
@@ -49,7 +50,10 @@ class ChosenSlots {
       }
     }
     for (int i = found_ + lane; i < kBlockTokens; i += 32) ring.slots[first + i] = -1;
-    if (lane == 0) ring.last[place.block] = found_ <= kBlockTokens;
+    if (lane == 0) {
+      ring.count[place.block] = min_of(found_, kBlockTokens);
+      ring.last[place.block] = found_ <= kBlockTokens;
+    }
     found_ = max_of(found_ - kBlockTokens, 0);
     __syncwarp();
   }

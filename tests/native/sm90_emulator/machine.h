@@ -111,6 +111,8 @@ struct Copy {
   std::array<int32_t, 5> start;
   const void* data = nullptr;
   uint32_t bytes = 0;
+  std::vector<AsyncCopy> own = {};  // where it `arrives`: a thread's cp.async, and nothing else
+  bool arrives = false;
 };
 
 class Machine {
@@ -232,6 +234,16 @@ class Machine {
     copies_.push_back({shared, barrier, nullptr, {}, data, bytes});
   }
 
+  // The thread's cp.async so far, and then its arrival at the barrier.
+  void arrive_behind_copies(uint32_t barrier) {
+    Thread& t = thread();
+    require(t.copies.empty(), "copies of a committed group are waited for, not counted by an mbarrier");
+    Copy copy{0, barrier, nullptr, {}};
+    copy.own.swap(t.copying);
+    copy.arrives = true;
+    copies_.push_back(std::move(copy));
+  }
+
   // Where the 128-byte swizzle puts a byte.
   static uint32_t swizzled(uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
   // And that of lines of 64 bytes.
@@ -263,8 +275,13 @@ class Machine {
   // Any one of the copies that are on their way.
   void deliver() {
     const size_t chosen = random() % copies_.size();
-    const Copy copy = copies_[chosen];
+    const Copy copy = std::move(copies_[chosen]);
     copies_.erase(copies_.begin() + static_cast<int64_t>(chosen));
+    if (copy.arrives) {
+      for (const AsyncCopy& each : copy.own) each();
+      arrive(copy.barrier);
+      return;
+    }
     if (copy.map == nullptr) {
       std::memcpy(shared(copy.shared), copy.data, copy.bytes);
       deliver(copy.barrier, copy.bytes);

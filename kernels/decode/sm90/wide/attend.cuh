@@ -15,11 +15,12 @@
 namespace mla::sm90::wide {
 
 // A block's products with the queries, when all of it has arrived.
-template <class Element>
-__device__ __forceinline__ void score_block(uint32_t block, uint32_t queries, uint32_t full, uint32_t parity,
-                                            Scores& score) {
+template <class Element, class Params>
+__device__ __forceinline__ void score_block(const Params& p, uint32_t block, uint32_t queries, uint32_t full,
+                                            uint32_t parity, Scores& score) {
 #pragma unroll
   for (int i = 0; i < kBlockSlots; ++i) ptx::mbarrier_wait(full + i * 8, parity);
+  order_arrived_keys(p);
   const uint32_t keys = ptx::matrix_operand(block);
   ptx::wgmma_fence();
 #pragma unroll
@@ -123,7 +124,7 @@ __device__ __forceinline__ void attend_tiles(const Params& p, uint32_t blocks_ad
       Round& round = control.rounds[round_parity];
       Scores score;
       if (has_block) {
-        score_block<Element>(own_block, queries, full + place.slot(0) * 8, place.parity, score);
+        score_block<Element>(p, own_block, queries, full + place.slot(0) * 8, place.parity, score);
       }
       if (last_round) ptx::mbarrier_arrive_warp(ptx::shared_address(&control.query_empty));
       bool moved = false;

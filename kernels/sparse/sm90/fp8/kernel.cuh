@@ -1,6 +1,6 @@
 // mla_sparse_decode for Hopper (sm_90a) over fp8 caches, with a scale or with fp8_ds_mla's: the warps that attend are
 // those of dense decode over e4m3 (kernels/decode/sm90/fp8), which make fp16 of the cached bytes in registers.
-//   keys (one warp) -> full -> scores (one or two warpgroups) and output (two) -> empty -> keys
+//   tokens (three warps) -> full -> scores (one or two warpgroups) and output (two) -> empty -> tokens
 //   scores -> weights_full -> output -> weights_empty -> scores
 //   items (one warp) -> tile_full -> scores -> tile_empty; scores -> sums_full -> output -> sums_empty
 #pragma once
@@ -27,8 +27,11 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) fp8_sparse_kernel(const __
     ptx::change_registers<Shape::kLaunchRegisters, Shape::kLoadRegisters>();
     if (warp == Shape::kKeyWarp && threadIdx.x % 32 == 0) sm90::fp8::init_barriers<Shape>(control);
     ptx::barrier_sync(sm90::fp8::kStartBarrier, Shape::kThreads);
-    if (warp == Shape::kKeyWarp) fp8::load_tokens<Shape>(p, base, control, chosen);
-    if (warp == Shape::kItemWarp) fp8::announce_items<Shape>(p, control);
+    if (warp == Shape::kKeyWarp + fp8::kTokenWarps) {
+      fp8::announce_items<Shape>(p, control);
+    } else {
+      fp8::load_tokens<Shape>(p, warp - Shape::kKeyWarp, base, control, chosen);
+    }
   } else if (warp >= Shape::kScoreWarps) {
     ptx::change_registers<Shape::kLaunchRegisters, Shape::kOutputRegisters>();
     ptx::barrier_sync(sm90::fp8::kStartBarrier, Shape::kThreads);

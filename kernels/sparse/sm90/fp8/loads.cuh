@@ -1,4 +1,4 @@
-// The two loading warps: one brings the chosen tokens, a copy each, one says which items they belong to.
+// The loading warps: three bring the chosen tokens, a copy each, one says which items they belong to.
 #pragma once
 
 #include "kernels/cuda/hopper.cuh"
@@ -6,12 +6,15 @@
 
 namespace mla::sparse_sm90::fp8 {
 
-// Fills the ring. Behind an item's last token are zeros, which weigh nothing and have scales of 0.
+// Fills the ring, by the token warps; the first of them reads the indices for all. A copy takes its operands from
+// uniform registers, so a warp asks for its lanes' copies one after the other, about 70 cycles each: one warp alone
+// would need twice the time that memory does. Behind an item's last token are zeros, which weigh nothing and have
+// scales of 0.
 template <class Shape>
-__device__ __forceinline__ void load_tokens(const SparseDecodeParams& p, uint32_t ring, dense::Control<Shape>& control,
-                                            ChosenRing& chosen) {
+__device__ __forceinline__ void load_tokens(const SparseDecodeParams& p, int warp, uint32_t ring,
+                                            dense::Control<Shape>& control, ChosenRing& chosen) {
   using Layout = typename Shape::Layout;
-  const int lane = threadIdx.x % 32;
+  const int lane = threadIdx.x % 32, token = lane * kTokenWarps + warp;  // a lane has at most one of a block
   const unsigned char* const layer = layer_of(p, Layout::kTokenBytes);
   const uint32_t full = ptx::shared_address(control.full), empty = ptx::shared_address(control.empty);
   // Other tiles of the query token, and other query tokens, read the same.
@@ -21,36 +24,35 @@ __device__ __forceinline__ void load_tokens(const SparseDecodeParams& p, uint32_
 
   SparseItems items(p);
   while (items.next(p)) {
-    ChosenSlots indices(p, tile_of(p, SparseWork(p, items.item())));
+    ChosenSlots indices(p, warp == 0 ? tile_of(p, SparseWork(p, items.item())) : Tile{});
     for (bool last = false; !last; place.advance(), position.advance()) {
-      indices.next_block(p, place, chosen);
+      if (warp == 0) indices.next_block(p, place, chosen);
+      ptx::barrier_sync(kListBarrier, kTokenThreads);
       last = chosen.last[place.block];
+      const int32_t slot = token < kBlockTokens ? chosen.slots[place.block * kBlockTokens + token] : -1;
       const uint32_t slot_full = full + position.slot * 8, target = ring + position.slot * Shape::kSlotBytes;
-      int32_t slots[2], count = 0;
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        slots[i] = chosen.slots[place.block * kBlockTokens + 32 * i + lane];
-        count += __popc(__ballot_sync(kWholeWarp, slots[i] >= 0));
-      }
       ptx::mbarrier_wait(empty + position.slot * 8, position.parity ^ 1);
-      for (int i = count * Layout::kStride / 16 + lane; i < Shape::kSlotBytes / 16; i += 32) {
-        ptx::store_shared_16(target + i * 16, {});
+      if (warp == 0) {
+        const int32_t count = chosen.count[place.block];
+        for (int i = count * Layout::kStride / 16 + lane; i < Shape::kSlotBytes / 16; i += 32) {
+          ptx::store_shared_16(target + i * 16, {});
+        }
+        if (count < kBlockTokens) ptx::fence_async_proxy();  // before the copy engine writes there again
+        __syncwarp();
+        if (lane == 0) {
+          control.blocks[position.slot] = {kBlockTokens, kBlockTokens, dense::kAllGroups | (last ? dense::kLast : 0)};
+          // The other warps' bytes may have arrived by now: the phase ends with this arrival and the last of them.
+          ptx::mbarrier_arrive_expect(slot_full, static_cast<uint32_t>(count) * Layout::kTokenBytes);
+        }
       }
-      if (count < kBlockTokens) ptx::fence_async_proxy();  // before the copy engine writes there again
       __syncwarp();
-      if (lane == 0) {
-        control.blocks[position.slot] = {kBlockTokens, kBlockTokens, dense::kAllGroups | (last ? dense::kLast : 0)};
-        ptx::mbarrier_arrive_expect(slot_full, static_cast<uint32_t>(count) * Layout::kTokenBytes);
-      }
-      __syncwarp();
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        if (slots[i] < 0) continue;
-        ptx::copy_bytes(target + (32 * i + lane) * Layout::kStride, layer + int64_t{slots[i]} * Layout::kTokenBytes,
+      if (slot >= 0) {
+        ptx::copy_bytes(target + token * Layout::kStride, layer + int64_t{slot} * Layout::kTokenBytes,
                         Layout::kTokenBytes, slot_full, policy);
       }
     }
   }
+  if (warp != 0) return;
   ptx::mbarrier_wait(empty + position.slot * 8, position.parity ^ 1);
   if (lane == 0) {
     control.blocks[position.slot] = {0, 0, dense::kStop};
