@@ -86,8 +86,8 @@ DecodeShape random_case(Random& random) {
   s.q_type = choose(random, {DType::kBF16, DType::kF16, DType::kE4M3FN});
   s.cache_type = DType::kE4M3FN;
   s.scales = pick(random, 0, 1) == 1;
-  s.heads = pick(random, 0, 2) > 0 ? pick(random, 1, 48) : pick(random, 49, 128);
-  s.max_q_len = s.heads > 48 ? 1 : pick(random, 1, 4);
+  s.heads = pick(random, 0, 1) == 0 ? pick(random, 1, 48) : pick(random, 49, 128);
+  s.max_q_len = pick(random, 1, s.heads > 48 ? 2 : 4);
   s.tile_rows = fp8::kTileSizes[6];
   for (int i = 6; i >= 0 && fp8::kTileSizes[i] >= s.heads * s.max_q_len; --i) s.tile_rows = fp8::kTileSizes[i];
   s.page_size = choose(random, {8, 16, 24, 32, 40, 48, 64, 64, 96, 128, 192});

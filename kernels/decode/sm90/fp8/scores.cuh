@@ -243,12 +243,11 @@ __device__ __forceinline__ void finish_row(const Params& p, const Tile& tile, in
   for (int w = 0; w < Shape::kScoreWarps; ++w) total += control.by_warp[w / kGroupWarps][w % kGroupWarps][row];
   const bool empty = total == 0;  // no key was visible: what has the maximum weighs 2^-8 or more
   control.inverse[row] = empty ? 0 : control.k_scale / total;
-  if (row < tile.rows) {
-    const bool direct = tile.partial < 0;
-    const int64_t first_row = direct ? tile.first_row : partial_row(p, tile.partial, tile.first_row, Shape::kRows);
-    (direct ? p.lse : p.partial_lse)[first_row + row] = empty ? -INFINITY : control.reference[row] * kLn2 + logf(total);
-    if (!empty && direct) add_sink(p, tile, row, total, control.reference[row], control.inverse[row]);
-  }
+  if (row >= tile.rows) return;
+  const bool direct = tile.partial < 0;
+  const int64_t first_row = direct ? tile.first_row : partial_row(p, tile.partial, tile.first_row, Shape::kRows);
+  (direct ? p.lse : p.partial_lse)[first_row + row] = empty ? -INFINITY : control.reference[row] * kLn2 + logf(total);
+  if (!empty && direct) add_sink(p, tile, row, total, control.reference[row], control.inverse[row]);
 }
 
 // The item's end, by all score warps; then the output warps know how to normalise.
