@@ -104,6 +104,8 @@ struct Shape {
   static_assert(kLoadRegisters + kScoreGroups * kScoreRegisters + kOutputGroups * kOutputRegisters <=
                 kThreads / kGroupThreads * kLaunchRegisters);
 
+  static constexpr int kQueryBatch = kRows <= 24 ? 3 : 2;  // rows that a warp has on their way at once, at most
+
   // Products that are issued together, while the left operands of the next ones are made, in so many buffers: what the
   // registers allow.
   static constexpr int kProducts = 2;

@@ -25,7 +25,8 @@ struct Shape {
   static constexpr int kLoadRegisters = 40;
   static_assert(kLoadRegisters + kScoreGroups * kAttendRegisters <= kThreads / kGroupThreads * kLaunchRegisters);
 
-  static constexpr int kProducts = 2;  // that are issued together, as the narrow tiles'
+  static constexpr int kQueryBatch = 4;  // rows that a warp has on their way at once
+  static constexpr int kProducts = 2;    // that are issued together, as the narrow tiles'
   static constexpr int kLoads = kProducts / 2;
   static constexpr int kScoreBuffers = 2;
   static constexpr int kOutputBuffers = 2;
