@@ -23,7 +23,7 @@ template <class Shape>
 __device__ __forceinline__ void init_barriers(Control<Shape>& control) {
   for (int i = 0; i < Shape::kSlots; ++i) {
     ptx::mbarrier_init(ptx::shared_address(&control.full[i]), 1);
-    ptx::mbarrier_init(ptx::shared_address(&control.empty[i]), (kGroupWarps + kOutputWarps) * ptx::kWarpArrivals);
+    ptx::mbarrier_init(ptx::shared_address(&control.empty[i]), Shape::kSlotReaders * ptx::kWarpArrivals);
   }
   ptx::mbarrier_init(ptx::shared_address(&control.tile_full), 1);
   ptx::mbarrier_init(ptx::shared_address(&control.tile_empty), kGroupWarps * ptx::kWarpArrivals);
@@ -34,6 +34,28 @@ __device__ __forceinline__ void init_barriers(Control<Shape>& control) {
   ptx::mbarrier_init(ptx::shared_address(&control.sums_full), kGroupWarps * ptx::kWarpArrivals);
   ptx::mbarrier_init(ptx::shared_address(&control.sums_empty), kOutputWarps * ptx::kWarpArrivals);
   ptx::fence_mbarrier_init();
+}
+
+// The warps from kKeyWarp on.
+template <class Shape>
+__device__ __forceinline__ void load(const DecodeParams& p, const TensorMaps& maps, int warp, int32_t layer,
+                                     uint32_t base, Control<Shape>& control) {
+  ptx::change_registers<Shape::kLaunchRegisters, Shape::kLoadRegisters>();
+  // The warp that makes the barriers does not wait for the others, and so the first keys are on their way early.
+  if (warp == Shape::kKeyWarp) {
+    Items items(p);
+    if (threadIdx.x % 32 == 0) {
+      ptx::prefetch_tensor_map(&maps.latent);
+      ptx::prefetch_tensor_map(&maps.rope);
+      init_barriers<Shape>(control);
+    }
+    __syncwarp();
+    ptx::barrier_arrive(kStartBarrier, Shape::kThreads);
+    load_keys<Shape>(p, maps, items, layer, base, control);
+  } else {
+    ptx::barrier_sync(kStartBarrier, Shape::kThreads);
+    if (warp == Shape::kItemWarp && threadIdx.x % 32 == 0) announce_items<Shape>(p, control);
+  }
 }
 
 template <class Shape>
@@ -50,22 +72,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   if (layer < 0 || layer >= p.layers) return;  // the reduction writes empty rows over all results
 
   if (warp >= Shape::kKeyWarp) {
-    ptx::change_registers<Shape::kLaunchRegisters, Shape::kLoadRegisters>();
-    // The warp that makes the barriers does not wait for the others, and so the first keys are on their way early.
-    if (warp == Shape::kKeyWarp) {
-      Items items(p);
-      if (threadIdx.x % 32 == 0) {
-        ptx::prefetch_tensor_map(&maps.latent);
-        ptx::prefetch_tensor_map(&maps.rope);
-        init_barriers<Shape>(control);
-      }
-      __syncwarp();
-      ptx::barrier_arrive(kStartBarrier, Shape::kThreads);
-      load_keys<Shape>(p, maps, items, layer, base, control);
-    } else {
-      ptx::barrier_sync(kStartBarrier, Shape::kThreads);
-      if (warp == Shape::kItemWarp && threadIdx.x % 32 == 0) announce_items<Shape>(p, control);
-    }
+    load<Shape>(p, maps, warp, layer, base, control);
   } else if (warp >= Shape::kScoreWarps) {
     ptx::change_registers<Shape::kLaunchRegisters, Shape::kOutputRegisters>();
     ptx::barrier_sync(kStartBarrier, Shape::kThreads);

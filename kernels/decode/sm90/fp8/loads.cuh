@@ -11,12 +11,12 @@ namespace mla::sm90::fp8 {
 
 // Fills the ring with the part's keys. Groups whose page is not in the cache lie outside the tensor maps and arrive as
 // zeros; so do those of pages behind the last key. A lane for each copy, of as many groups as fit in both a page and a
-// block.
+// slot.
 template <class Shape>
 __device__ __forceinline__ void load_keys(const DecodeParams& p, const TensorMaps& maps, Items& items, int32_t layer,
                                           uint32_t ring, Control<Shape>& control) {
   const int lane = threadIdx.x % 32;
-  const int32_t groups = copied_groups(p.page_size), copies = kTokenGroups / groups;
+  const int32_t groups = copied_groups(p.page_size, Shape::kSlotGroups), copies = kTokenGroups / groups;
   const int32_t page_groups = p.page_size / kGroupTokens;
   const auto layer_group = static_cast<int32_t>(layer * p.pages * page_groups);
   const int first_group = lane % copies * groups;  // this lane's, in a block
@@ -45,23 +45,27 @@ __device__ __forceinline__ void load_keys(const DecodeParams& p, const TensorMap
       const bool valid = lookup.slot(p) >= 0;
       const uint32_t valid_copies = __ballot_sync(0xFFFFFFFF, valid);
       const uint32_t valid_groups = __ballot_sync(0xFFFFFFFF, lane < kTokenGroups && valid_copies >> lane / groups & 1);
-      const uint32_t slot_full = full + position.slot * 8;
-      ptx::mbarrier_wait(empty + position.slot * 8, position.parity ^ 1);
-      if (lane == 0) {
-        const int32_t first_token = tile.kv_begin + block * kBlockTokens;
-        control.blocks[position.slot] = {tile.kv_end - first_token, visible_to_all - first_token,
-                                         valid_groups | (block + 1 == blocks ? kLast : 0)};
-        ptx::mbarrier_arrive_expect(slot_full, kSlotBytes);
+#pragma unroll
+      for (int part = 0; part < Shape::kBlockSlots; ++part, position.advance()) {
+        const uint32_t slot_full = full + position.slot * 8;
+        ptx::mbarrier_wait(empty + position.slot * 8, position.parity ^ 1);
+        if (lane == 0) {
+          const int32_t first_token = tile.kv_begin + block * kBlockTokens;
+          control.blocks[position.slot] = {tile.kv_end - first_token, visible_to_all - first_token,
+                                           valid_groups | (block + 1 == blocks ? kLast : 0)};
+          ptx::mbarrier_arrive_expect(slot_full, Shape::kSlotBytes);
+        }
+        __syncwarp();
+        if (lane < copies && (Shape::kBlockSlots == 1 || first_group / Shape::kSlotGroups == part)) {
+          const int slot_group = first_group - part * Shape::kSlotGroups;
+          const uint32_t slot = ring + position.slot * Shape::kSlotBytes;
+          const int32_t group =
+              valid ? layer_group + lookup.page * page_groups + lookup.offset / kGroupTokens : -kTokenGroups;
+          ptx::copy_box(slot + slot_group * kLatentGroupBytes, &maps.latent, slot_full, policy, 0, 0, 0, group);
+          ptx::copy_box(slot + Shape::kRopeOffset + slot_group * kRopeGroupBytes, &maps.rope, slot_full, policy, 0, 0,
+                        group);
+        }
       }
-      __syncwarp();
-      if (lane < copies) {
-        const uint32_t slot = ring + position.slot * kSlotBytes;
-        const int32_t group =
-            valid ? layer_group + lookup.page * page_groups + lookup.offset / kGroupTokens : -kTokenGroups;
-        ptx::copy_box(slot + first_group * kLatentGroupBytes, &maps.latent, slot_full, policy, 0, 0, 0, group);
-        ptx::copy_box(slot + kRopeOffset + first_group * kRopeGroupBytes, &maps.rope, slot_full, policy, 0, 0, group);
-      }
-      position.advance();
     }
   }
   ptx::mbarrier_wait(empty + position.slot * 8, position.parity ^ 1);

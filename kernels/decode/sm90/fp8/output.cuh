@@ -70,18 +70,20 @@ __device__ __forceinline__ uint32_t without_nan(uint32_t bytes) {
 }
 
 // Zeros for this group's values where a weight of 0 would not silence them: of tokens behind the request's last all, of
-// those that some rows do not see what is NaN. (A row that does see such a token has NaN among its weights.)
-__device__ __forceinline__ void clear_values(uint32_t slot, const BlockInfo& info, int group) {
+// those that some rows do not see what is NaN. (A row that does see such a token has NaN among its weights.) `slot`: of
+// kTokens tokens; `tokens`, `visible`: BlockInfo's, from its first.
+template <int kTokens = kBlockTokens>
+__device__ __forceinline__ void clear_values(uint32_t slot, int32_t tokens, int32_t visible, int group) {
   constexpr int kUnits = kProductColumns / 16;  // of a chunk's line, those of the group
 #pragma unroll 1
-  for (int i = threadIdx.x % kGroupThreads; i < kBlockTokens * kLatentChunks * kUnits; i += kGroupThreads) {
+  for (int i = threadIdx.x % kGroupThreads; i < kTokens * kLatentChunks * kUnits; i += kGroupThreads) {
     const int unit = kUnits * group + i % kUnits, chunk = i / kUnits % kLatentChunks;
     const int token = i / kUnits / kLatentChunks, line = token % kGroupTokens;
-    if (token < info.visible) continue;
+    if (token < visible) continue;
     const uint32_t address = slot + token / kGroupTokens * kLatentGroupBytes + chunk * kChunkBytes + line * kLineBytes +
                              ((unit ^ line) << 4);
     uint4 values{};
-    if (token < info.tokens) {
+    if (token < tokens) {
       values = ptx::load_shared_16(address);
       values = {without_nan(values.x), without_nan(values.y), without_nan(values.z), without_nan(values.w)};
     }
@@ -170,7 +172,7 @@ __device__ __forceinline__ void accumulate_tiles(const Params& p, uint32_t base,
     if (Values::kClears && info.visible < kBlockTokens) {
       // Not before the scores are made of what is cleared.
       ptx::mbarrier_wait(weights_full + buffer * 8, weights_parity >> buffer & 1);
-      clear_values(slot, info, group);
+      clear_values(slot, info.tokens, info.visible, group);
       ptx::barrier_sync(kOutputBarrier + group, kGroupThreads);
     }
 

@@ -123,8 +123,7 @@ template <class Element, class Shape, class Params>
 __device__ __forceinline__ void convert_queries(const Params& p, const Tile& tile, float scale, unsigned char* queries,
                                                 Control<Shape>& control) {
   constexpr int kWarpRows = (Shape::kRows + Shape::kScoreWarps - 1) / Shape::kScoreWarps;
-  constexpr int kMost = Shape::kRows <= 24 ? 3 : 2;
-  constexpr int kBatch = kWarpRows < kMost ? kWarpRows : kMost;  // rows on their way at once
+  constexpr int kBatch = kWarpRows < Shape::kQueryBatch ? kWarpRows : Shape::kQueryBatch;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const bool has_rope = lane < kRopePieces;
 #pragma unroll 1

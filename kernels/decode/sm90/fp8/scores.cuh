@@ -37,10 +37,11 @@ struct KeyLines {
   using Scales = NoScales;
   uint32_t latent, rope;
 
-  __device__ __forceinline__ explicit KeyLines(int warp) {
+  // `warp`: its tokens are the `warp`-th sixteen of the slot.
+  __device__ __forceinline__ explicit KeyLines(int warp, uint32_t rope_offset = kRopeOffset) {
     const int lane = threadIdx.x % 32, unit = lane / 16, line = lane % 8, group = 2 * warp + lane / 8 % 2;
     latent = group * kLatentGroupBytes + line * kLineBytes + ((unit ^ line) << 4);
-    rope = kRopeOffset + group * kRopeGroupBytes + line * kRope + ((unit ^ (line / 2)) << 4);
+    rope = rope_offset + group * kRopeGroupBytes + line * kRope + ((unit ^ (line / 2)) << 4);
   }
 };
 
@@ -76,11 +77,11 @@ struct NoScales {
   __device__ __forceinline__ void lift(Scores<Shape>&) const {}
 };
 
-// The products of a block with the queries; its slot is given back on the way. The next bytes are fetched, and become
+// The products of a block with the queries, the last of which still run. The next bytes are fetched, and become
 // operands, while the products before them run.
 template <class Shape>
-__device__ __forceinline__ void score_block(const KeyLines& lines, uint32_t slot, uint32_t empty, uint32_t queries,
-                                            NoScales&, Scores<Shape>& score) {
+__device__ __forceinline__ void multiply_keys(const KeyLines& lines, uint32_t slot, uint32_t queries,
+                                              Scores<Shape>& score) {
   constexpr int kSteps = kWidth / kProductDepth / Shape::kProducts;
   constexpr int kLoads = Shape::kLoads, kBuffers = Shape::kScoreBuffers;
   uint32_t bytes[kLoads][4], fragments[kBuffers][Shape::kProducts][4];
@@ -100,6 +101,13 @@ __device__ __forceinline__ void score_block(const KeyLines& lines, uint32_t slot
     }
     ptx::wgmma_commit();
   }
+}
+
+// A block's scores; its slot is given back on the way.
+template <class Shape>
+__device__ __forceinline__ void score_block(const KeyLines& lines, uint32_t slot, uint32_t empty, uint32_t queries,
+                                            NoScales&, Scores<Shape>& score) {
+  multiply_keys<Shape>(lines, slot, queries, score);
   ptx::mbarrier_arrive_warp(empty);
   ptx::wgmma_wait<0>();
 }
@@ -212,39 +220,48 @@ __device__ __forceinline__ void write_weights(const Scores<Shape>& score, const 
   }
 }
 
-// The item's end: the sums over all tokens, lse to where it belongs, and the normalisation for the output warps.
-template <class Shape, class Params>
-__device__ __forceinline__ void finish_tile(const Params& p, int group, uint32_t parity, const PerRow<Shape>& sum,
-                                            Control<Shape>& control) {
-  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, row = threadIdx.x;
+// The sums of the weights over this warp's tokens, for finish_row.
+template <class Shape>
+__device__ __forceinline__ void share_sums(int group, const PerRow<Shape>& sum, Control<Shape>& control) {
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, thread = threadIdx.x;
 #pragma unroll
   for (int j = 0; j < Shape::kRowGroups; ++j) {
     float2 total;
     total.x = combine_over_g(sum[2 * j], [](float a, float b) { return a + b; });
     total.y = combine_over_g(sum[2 * j + 1], [](float a, float b) { return a + b; });
     if (g == 0) {
-      *reinterpret_cast<float2*>(&control.by_warp[group][row % kGroupThreads / 32][j * 8 + 2 * t]) = total;
+      *reinterpret_cast<float2*>(&control.by_warp[group][thread % kGroupThreads / 32][j * 8 + 2 * t]) = total;
     }
   }
+}
+
+// A row's sum over all tokens, lse to where it belongs, and what normalises the output.
+template <class Shape, class Params>
+__device__ __forceinline__ void finish_row(const Params& p, const Tile& tile, int row, Control<Shape>& control) {
+  float total = 0;
+#pragma unroll
+  for (int w = 0; w < Shape::kScoreWarps; ++w) total += control.by_warp[w / kGroupWarps][w % kGroupWarps][row];
+  const bool empty = total == 0;  // no key was visible: what has the maximum weighs 2^-8 or more
+  control.inverse[row] = empty ? 0 : control.k_scale / total;
+  if (row >= tile.rows) return;
+  const bool direct = tile.partial < 0;
+  const int64_t first_row = direct ? tile.first_row : partial_row(p, tile.partial, tile.first_row, Shape::kRows);
+  (direct ? p.lse : p.partial_lse)[first_row + row] = empty ? -INFINITY : control.reference[row] * kLn2 + logf(total);
+  if (!empty && direct) add_sink(p, tile, row, total, control.reference[row], control.inverse[row]);
+}
+
+// The item's end, by all score warps; then the output warps know how to normalise.
+template <class Shape, class Params>
+__device__ __forceinline__ void finish_tile(const Params& p, int group, uint32_t parity, const PerRow<Shape>& sum,
+                                            Control<Shape>& control) {
+  const int row = threadIdx.x;
+  share_sums<Shape>(group, sum, control);
   ptx::barrier_sync(kScoreBarrier, Shape::kScoreThreads);
   if (group != 0) return;
   const Tile& tile = control.tile;
   ptx::mbarrier_wait(ptx::shared_address(&control.sums_empty), parity ^ 1);
   if (row == 0) control.finished = tile;
-  if (row < Shape::kRows) {
-    float total = 0;
-#pragma unroll
-    for (int w = 0; w < Shape::kScoreWarps; ++w) total += control.by_warp[w / kGroupWarps][w % kGroupWarps][row];
-    const bool empty = total == 0;  // no key was visible: what has the maximum weighs 2^-8 or more
-    control.inverse[row] = empty ? 0 : control.k_scale / total;
-    if (row < tile.rows) {
-      const bool direct = tile.partial < 0;
-      const int64_t first_row = direct ? tile.first_row : partial_row(p, tile.partial, tile.first_row, Shape::kRows);
-      (direct ? p.lse : p.partial_lse)[first_row + row] =
-          empty ? -INFINITY : control.reference[row] * kLn2 + logf(total);
-      if (!empty && direct) add_sink(p, tile, row, total, control.reference[row], control.inverse[row]);
-    }
-  }
+  if (row < Shape::kRows) finish_row<Shape>(p, tile, row, control);
   ptx::mbarrier_arrive_warp(ptx::shared_address(&control.sums_full));
   ptx::mbarrier_arrive_warp(ptx::shared_address(&control.tile_empty));
 }

@@ -94,6 +94,7 @@ struct Shape {
   static constexpr int kKeyWarp = kScoreWarps + kOutputWarps;
   static constexpr int kItemWarp = kKeyWarp + 1;
   static constexpr int kThreads = 32 * (kKeyWarp + kGroupWarps);  // setmaxnreg is for whole warpgroups
+  static constexpr int kSlotReaders = kGroupWarps + kOutputWarps;
 
   // Registers a thread: at the launch, what five or four warpgroups may have, and then by role, together no more.
   static constexpr int kLaunchRegisters = kScoreGroups == 2 ? 96 : 128;
@@ -103,6 +104,8 @@ struct Shape {
   static_assert(kLoadRegisters + kScoreGroups * kScoreRegisters + kOutputGroups * kOutputRegisters <=
                 kThreads / kGroupThreads * kLaunchRegisters);
 
+  static constexpr int kQueryBatch = kRows <= 24 ? 3 : 2;  // rows that a warp has on their way at once, at most
+
   // Products that are issued together, while the left operands of the next ones are made, in so many buffers: what the
   // registers allow.
   static constexpr int kProducts = 2;
@@ -110,6 +113,10 @@ struct Shape {
   static constexpr int kScoreBuffers = 2;
   static constexpr int kOutputBuffers = kRows == 48 ? 1 : 2;
 
+  // A slot of the ring is a block.
+  static constexpr int kBlockSlots = 1;
+  static constexpr int kSlotGroups = kTokenGroups;
+  static constexpr int kRopeOffset = fp8::kRopeOffset;
   static constexpr int kSlotBytes = fp8::kSlotBytes;
   using RopeElement = __half;  // that the products of the rope keys multiply
   static constexpr int kQueryChunkBytes = kRows * kLineBytes;
@@ -142,10 +149,10 @@ struct TensorMaps {
   CUtensorMap rope;    // [column, token in group, group]
 };
 
-// Groups of one copy: a page holds a whole number of them, a block too.
-__host__ __device__ constexpr int32_t copied_groups(int32_t page_size) {
+// Groups of one copy: a page holds a whole number of them, a slot too.
+__host__ __device__ constexpr int32_t copied_groups(int32_t page_size, int32_t slot_groups) {
   const int32_t groups = page_size / kGroupTokens;
-  return groups % 8 == 0 ? 8 : groups % 4 == 0 ? 4 : groups % 2 == 0 ? 2 : 1;
+  return groups % 8 == 0 && slot_groups % 8 == 0 ? 8 : groups % 4 == 0 ? 4 : groups % 2 == 0 ? 2 : 1;
 }
 
 // A position in the ring of slots, and the parity of the barriers of its current round.
