@@ -2,9 +2,9 @@
 
     python -P benchmarks/context.py [--tokens N] [--heads N] [--runs N] [--dry-run]
 
-Appends its rows to benchmarks/results/context.jsonl. New tokens over cached ones, in chunks; beside it the attention and
-the up-projection of the same chunks alone, from keys and values that are already there, and the reference's path
-(gather, einsum, concatenate, cast, attend, merge); with the temporary memory that XLA says it takes. helpers.py has the
+Appends its rows to benchmarks/results/context.jsonl: new tokens over cached ones, in chunks; the attention and the
+up-projection of the same chunks alone, from keys and values that are already there; and the reference's path (gather,
+einsum, concatenate, cast, attend, merge); with the temporary memory that XLA says each takes. helpers.py times the
 memory-bound parts.
 """
 

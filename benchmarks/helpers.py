@@ -189,10 +189,10 @@ def difference(a: Any, b: Any) -> float:
 class Comparison:
     """A part and who takes it, compiled, to be timed once or several times; the reference comes last."""
 
-    def __init__(self, part: Part, failures: Failures) -> None:
+    def __init__(self, part: Part, implementation: str, failures: Failures) -> None:
         self.part = part
         self.contestants: list[Any] = []
-        for name in (dispatch.default_platform(), dispatch.XLA):
+        for name in (implementation, dispatch.XLA):
             with failures.caught(f"{self}, {name}"):
                 contestant = part.make(name)
                 contestant.seconds(1)
@@ -223,6 +223,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=65536, help="(default 65536)")
     parser.add_argument("--heads", type=int, default=24)
+    platform = dispatch.default_platform()
+    best = "cuda:generic" if platform == "cuda" else platform  # named: some are chosen by name alone
+    parser.add_argument("--implementation", default=best, metavar="NAME", help=f"beside xla (default {best})")
     parser.add_argument("--quick", action="store_true", help="instead: tiny sizes, as for a try on a CPU")
     parser.add_argument("--runs", type=int, default=1, metavar="N", help="of everything, each kept (default 1)")
     parser.add_argument("--dry-run", action="store_true", help="print, and append nothing")
@@ -232,7 +235,7 @@ def main() -> int:
     comparisons = []
     for part in parts(*sizes):
         progress(f"prepares {part.op} {part.cell}")
-        comparisons.append(Comparison(part, failures))
+        comparisons.append(Comparison(part, arguments.implementation, failures))
     gpu = jax.default_backend() != "cpu"
     for number in range(1, arguments.runs + 1):
         progress(f"run {number} of {arguments.runs}")
