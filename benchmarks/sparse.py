@@ -254,8 +254,8 @@ class Comparison:
         if cell.aim is not None and self.kind == cell.kind:
             unit, rate = cell.aim
             return {"of_aim": rates[unit] / rate}
-        other = paces.get((name, self.kind, *(cell.pace or ())))
-        return {} if other is None else {"of_aim": other / pace}
+        other = cell.pace and paces.get((name, self.kind, *cell.pace))
+        return {"of_aim": other / pace} if other else {}
 
 
 def _run_once(contestant: Any) -> Any:
