@@ -1,11 +1,11 @@
-"""Chunked context on a GPU: its memory-bound parts beside XLA's, and the whole scan beside what it cannot do without.
+"""Chunked context on a GPU: the whole scan beside what it cannot do without.
 
     python -P benchmarks/context.py [--tokens N] [--heads N] [--runs N] [--dry-run]
 
-Appends its rows to benchmarks/results/context.jsonl. Parts: packing, gather and merge, each over more than the L2
-holds, with their share of what a plain copy reaches. The scan: new tokens over cached ones, in chunks; beside it the
-attention and the up-projection of the same chunks alone, from keys and values that are already there, and the
-reference's path (gather, einsum, concatenate, cast, attend, merge); with the temporary memory that XLA says it takes.
+Appends its rows to benchmarks/results/context.jsonl: new tokens over cached ones, in chunks; the attention and the
+up-projection of the same chunks alone, from keys and values that are already there; and the reference's path (gather,
+einsum, concatenate, cast, attend, merge); with the temporary memory that XLA says each takes. helpers.py times the
+memory-bound parts.
 """
 
 from __future__ import annotations
@@ -24,74 +24,17 @@ import record
 from jitted import Jitted
 
 import jax_mla
-from jax_mla import context
 from jax_mla.bench import ceilings, timing
 
 SCALE = 192**-0.5
 PAGE = 64
 PACKAGES = ("jax", "jaxlib", "jax-cuda13-plugin", "numpy")
-BF16, FP8 = jnp.bfloat16, jnp.float8_e4m3fn
+BF16 = jnp.bfloat16
 
 
-def normal(seed: int, shape: tuple[int, ...], dtype=BF16) -> jax.Array:
-    make = jax.jit(lambda key: jax.random.normal(key, shape, BF16).astype(dtype))
+def normal(seed: int, shape: tuple[int, ...]) -> jax.Array:
+    make = jax.jit(lambda key: jax.random.normal(key, shape, BF16))
     return make(jax.random.key(seed, impl="rbg"))
-
-
-def packing(tokens: int, heads: int) -> dict:
-    """By name: contestants, and the bytes that a call reads and writes."""
-    ups = [normal(i, (tokens, heads, 256)) for i in range(3)]
-    rope = normal(9, (tokens, 64))
-
-    def keys(kv_up, rope):
-        return jnp.concatenate([kv_up[..., :128], jnp.broadcast_to(rope[:, None], (tokens, heads, 64))], axis=-1)
-
-    def coded(kv_up, rope):
-        return keys(kv_up, rope).astype(FP8), kv_up[..., 128:].astype(FP8)
-
-    rows = tokens * heads
-    return {
-        "pack_kv": (
-            [Jitted("native", jax_mla.pack_kv, ups, (rope,)), Jitted("xla", keys, ups, (rope,))],
-            rows * (256 + 384) + tokens * 128,
-        ),
-        "pack_kv_fp8": (
-            [Jitted("native", jax_mla.pack_kv_fp8, ups, (rope,)), Jitted("xla", coded, ups, (rope,))],
-            rows * (512 + 320) + tokens * 128,
-        ),
-    }
-
-
-def gathers(tokens: int) -> dict:
-    pages = tokens // PAGE
-    table = jnp.asarray(np.random.default_rng(0).permutation(pages).astype(np.int32))[None]
-    starts, lens = jnp.zeros(1, jnp.int32), jnp.array([0, tokens], jnp.int32)
-
-    def native(cache, table):
-        return context.gather_context(cache, table, starts, lens, workspace_tokens=tokens, dtype=BF16)
-
-    def xla(cache, table):
-        rows = cache[table[0]].reshape(tokens, 576).astype(BF16)
-        return rows[:, :512], rows[:, 512:]
-
-    found = {}
-    for name, dtype in (("bf16", BF16), ("e4m3fn", FP8)):
-        caches = [normal(i, (pages, PAGE, 576), dtype) for i in range(6)]
-        both = [Jitted("native", native, caches, (table,)), Jitted("xla", xla, caches, (table,))]
-        found[f"gather_context {name}"] = both, tokens * 576 * (2 + jnp.dtype(dtype).itemsize)
-    return found
-
-
-def merging(tokens: int, heads: int) -> dict:
-    tokens //= 4
-    sides = [(normal(i, (tokens, heads, 128)), normal(i + 9, (tokens, heads), jnp.float32)) for i in range(4)]
-    other = normal(20, (tokens, heads, 128)), normal(21, (tokens, heads), jnp.float32)
-
-    def merge(implementation):
-        return lambda side, out, lse: jax_mla.merge_states(*side, out, lse, implementation=implementation)
-
-    both = [Jitted("native", merge(None), sides, other), Jitted("xla", merge("xla"), sides, other)]
-    return {"merge_states": (both, tokens * heads * (3 * 256 + 3 * 4))}
 
 
 def scan(new: int, cached: int, heads: int, workspace: int) -> list[Jitted]:
@@ -150,15 +93,6 @@ def main() -> int:
         kept = record.Run("context", jax.devices()[0].device_kind if gpu else record.cpu_name(), PACKAGES)
         copy = next(iter(ceilings.measure(gpu, 0.02)))
         kept.add(copy.name, [copy.size], "ceiling", copy.us, TBps=copy.TBps)
-        for make in (lambda: packing(tokens, heads), lambda: gathers(tokens), lambda: merging(tokens, heads)):
-            for op, (both, nbytes) in make().items():
-                times = timing.take_turns(both, 4, 0.02)
-                error = difference(both[0].out(), both[1].out())
-                for contestant, time in zip(both, times, strict=True):
-                    rate = nbytes / time.us * 1e-6
-                    kept.add(
-                        op, [tokens, heads], contestant.name, time.us, TBps=rate, of_copy=rate / copy.TBps, error=error
-                    )
         for chunks in arguments.chunks:
             contestants = scan(arguments.new, chunks * tokens, heads, tokens)
             if chunks > 2:  # the reference's path is slow, and its time per chunk is known by then

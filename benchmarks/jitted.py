@@ -1,4 +1,4 @@
-"""A contestant of the benchmarks: jitted calls in a row, timed on the host clock while the device is busy."""
+"""Contestants of the benchmarks: jitted calls in a row, timed on the host clock while the device is busy."""
 
 from __future__ import annotations
 
@@ -14,26 +14,17 @@ import numpy as np
 from jax_mla.bench import programs
 
 
-class Jitted:
-    """call(each, *operands) for each of `varying`, as one program: a captured graph on a GPU.
+class _Program:
+    """run(results, *operands) as one program, a captured graph on a GPU.
 
-    The calls have an operand each of their own, so that XLA cannot share them.
+    The results of one execution are donated to the next, so that the graph's addresses stay.
     """
 
-    def __init__(
-        self, name: str, call: Callable[..., Any], varying: Sequence[Any], operands: Sequence[Any] = ()
-    ) -> None:
-        self.name, self.calls = name, len(varying)
-
-        def run(results, varying, operands):
-            del results  # donated, so that the graph's addresses stay
-            return tuple(call(each, *operands) for each in varying)
-
-        self._operands = tuple(varying), tuple(operands)
-        shapes = jax.eval_shape(functools.partial(run, None), *self._operands)
-        self._results = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    def __init__(self, name: str, calls: int, run: Callable[..., Any], results: Any, operands: tuple[Any, ...]) -> None:
+        self.name, self.calls = name, calls
+        self._results, self._operands = results, operands
         jitted = jax.jit(run, donate_argnums=0, keep_unused=True, compiler_options=programs.compiler_options())
-        self._compiled = jitted.lower(self._results, *self._operands).compile()
+        self._compiled = jitted.lower(results, *operands).compile()
         self.temporary_bytes = self._compiled.memory_analysis().temp_size_in_bytes
 
     def seconds(self, runs: int) -> float:
@@ -44,6 +35,46 @@ class Jitted:
         self._results = jax.block_until_ready(results)
         return time.perf_counter() - started
 
+    def first(self) -> Any:
+        """The first call's result, on the device."""
+        return self._results[0]
+
     def out(self) -> Any:
-        """Of the first call."""
-        return jax.tree.map(np.asarray, self._results[0])
+        """The same on the host."""
+        return jax.tree.map(np.asarray, self.first())
+
+    def rows(self, chosen: np.ndarray) -> np.ndarray:
+        """Rows of the first array in it, on the host."""
+        return np.asarray(jax.tree.leaves(self.first())[0][chosen])
+
+
+class Jitted(_Program):
+    """call(each, *operands) for each of `varying`.
+
+    The calls have an operand each of their own, so that XLA cannot share them.
+    """
+
+    def __init__(
+        self, name: str, call: Callable[..., Any], varying: Sequence[Any], operands: Sequence[Any] = ()
+    ) -> None:
+        def run(results, varying, operands):
+            del results
+            return tuple(call(each, *operands) for each in varying)
+
+        arrays = tuple(varying), tuple(operands)
+        shapes = jax.eval_shape(functools.partial(run, None), *arrays)
+        results = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        super().__init__(name, len(varying), run, results, arrays)
+
+
+class InPlace(_Program):
+    """state = call(state, each) for each of `varying`: updates, each of what the last one left.
+
+    state: an array whose first axis the calls go along; it is donated.
+    """
+
+    def __init__(self, name: str, call: Callable[[Any, Any], Any], varying: Sequence[Any], state: jax.Array) -> None:
+        def run(state, varying):
+            return functools.reduce(call, varying, state)
+
+        super().__init__(name, len(varying), run, state, (tuple(varying),))

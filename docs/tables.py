@@ -1,11 +1,11 @@
-"""Writes the generated tables: README.md's of what is supported where and of the CPU, docs/benchmarks.md's of decode,
-docs/context.md's of chunked context.
+"""Writes the generated tables: README.md's of what is supported where and of the CPU, docs/benchmarks.md's of decode
+and of the memory-bound helpers, docs/sparse.md's of chosen slots, docs/context.md's of chunked context.
 
     python docs/tables.py
 
 The first comes from the capability tables of the modules that are built here. Lines that this machine cannot know (of
 a module that is not built, of a CPU variant that does not run here, of another architecture) stay as they are.
-The others come from each machine's last run in benchmarks/results/cpu.jsonl and decode.jsonl.
+The others come from each machine's last run in benchmarks/results.
 """
 
 import json
@@ -21,8 +21,9 @@ ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 BENCHMARKS = ROOT / "docs" / "benchmarks.md"
 CONTEXT = ROOT / "docs" / "context.md"
-CPU_RESULTS = ROOT / "benchmarks" / "results" / "cpu.jsonl"
-DECODE_RESULTS = ROOT / "benchmarks" / "results" / "decode.jsonl"
+SPARSE = ROOT / "docs" / "sparse.md"
+RESULTS = ROOT / "benchmarks" / "results"
+CPU_RESULTS = RESULTS / "cpu.jsonl"
 
 
 def refresh(readme: str) -> str:
@@ -35,10 +36,13 @@ def refresh(readme: str) -> str:
 
 
 def refresh_benchmarks(page: str) -> str:
-    """docs/benchmarks.md's text with its table made anew."""
-    if not DECODE_RESULTS.exists():
-        return page
-    return _replace(page, "decode", lambda _: _decode_tables(DECODE_RESULTS.read_text()))
+    """docs/benchmarks.md's text with its tables made anew."""
+    return _refresh_gpu(_refresh_gpu(page, "decode", _decode_table), "helpers", _helpers_table)
+
+
+def refresh_sparse(page: str) -> str:
+    """docs/sparse.md's text with its table made anew."""
+    return _refresh_gpu(page, "sparse", _sparse_table)
 
 
 def refresh_context(page: str) -> str:
@@ -46,6 +50,12 @@ def refresh_context(page: str) -> str:
     if not CPU_RESULTS.exists():
         return page
     return _replace(page, "cpu context", lambda _: _cpu_queries_table(CPU_RESULTS.read_text(), "mla_context"))
+
+
+def _refresh_gpu(page: str, name: str, table) -> str:
+    """The page with the tables of NAME.jsonl; as it was where there are no results."""
+    results = RESULTS / f"{name}.jsonl"
+    return _replace(page, name, lambda _: _gpu_tables(results.read_text(), table)) if results.exists() else page
 
 
 def _replace(text: str, name: str, make) -> str:
@@ -149,16 +159,34 @@ PEERS = ("flashmla", "fa3")
 EINSUM = "einsum"
 
 
-def _decode_tables(results: str) -> str:
-    """One table a device, from its last run."""
+def _gpu_tables(results: str, table) -> str:
+    """One a device, from its last run."""
     rows = [json.loads(line) for line in results.splitlines()]
     last_run = {row["device"]: row["run"] for row in rows}
-    return "\n".join(_decode_table([row for row in rows if row["run"] == run]) for run in last_run.values())
+    return "\n".join(table([row for row in rows if row["run"] == run]) for run in last_run.values())
+
+
+def _ceilings(rows: list[dict]) -> list[Ceiling]:
+    return [
+        Ceiling(r["op"], 0, r["us"], r.get("TBps", 0.0), r.get("TFLOPs", 0.0))
+        for r in rows
+        if r["implementation"] == "ceiling"
+    ]
+
+
+def _heading(rows: list[dict]) -> str:
+    """The device, what the run was made with, and its ceilings."""
+    first = rows[0]
+    versions = ", ".join(f"{name} {first['versions'][name]}" for name in ("jax", "torch") if name in first["versions"])
+    measured = [
+        f"{c.name} {c.TBps:.2f} TB/s" if c.TBps else f"{c.name} {c.TFLOPs:.0f} TFLOP/s" for c in _ceilings(rows)
+    ]
+    return f"{first['device']}; {versions}; {first['date'][:10]}; {', '.join(measured)}.\n\n"
 
 
 def _decode_table(rows: list[dict]) -> str:
     """A line a cell and dtype: the best of ours, with its plan, beside the peers; ratios are to the faster peer."""
-    ceilings = [Ceiling(r["op"], 0, r["us"], r["TBps"], r["TFLOPs"]) for r in rows if r["implementation"] == "ceiling"]
+    ceilings = _ceilings(rows)
     cells: dict[tuple, dict[str, dict]] = {}
     for row in rows:
         if row["op"] != "mla_decode":
@@ -188,11 +216,58 @@ def _decode_table(rows: list[dict]) -> str:
                 f"{ours['error']:.1e}" if ours else "-",
             )
         )
-    first = rows[0]
-    versions = ", ".join(f"{name} {first['versions'][name]}" for name in ("jax", "torch") if name in first["versions"])
-    measured = [f"{c.name} {c.TBps:.2f} TB/s" if c.TBps else f"{c.name} {c.TFLOPs:.0f} TFLOP/s" for c in ceilings]
-    heading = f"{first['device']}; {versions}; {first['date'][:10]}; {', '.join(measured)}."
-    return heading + "\n\n" + _markdown(header, lines)
+    return _heading(rows) + _markdown(header, lines)
+
+
+def _by_cell(rows: list[dict], operations: str) -> dict[tuple, list[dict]]:
+    """Rows of operations whose names begin so, by operation, layout of the cache and cell."""
+    cells: dict[tuple, list[dict]] = {}
+    for row in rows:
+        if row["op"].startswith(operations) and row["implementation"] != "ceiling":
+            cells.setdefault((row["op"], row.get("dtype"), *row["cell"]), []).append(row)
+    return cells
+
+
+def _sparse_table(rows: list[dict]) -> str:
+    """A line a cell and layout: the best of ours beside the peer and the reference."""
+    header = ("sequences x chosen tokens, heads x queries", "cache", "jax_mla", "TFLOP/s", "TB/s of cache", "FlashMLA")
+    header = (*header, "XLA", "FlashMLA / jax_mla", "error")
+    lines = []
+    for (_, kind, batch, chosen, heads, queries), found in _by_cell(rows, "mla_sparse_decode").items():
+        times = {row["implementation"]: row["us"] for row in found}
+        natives = [row for row in found if row["implementation"].startswith("cuda")]
+        if not natives:
+            continue
+        ours = min(natives, key=lambda row: row["us"])
+        peer = times.get("flashmla")
+        lines.append(
+            (
+                f"{batch} x {chosen}, {heads} x {queries}",
+                kind,
+                f"{ours['us']:.1f} ({ours['implementation'].partition(':')[2]})",
+                f"{ours['TFLOPs']:.0f}",
+                f"{ours['TBps']:.2f}" if "TBps" in ours else "-",
+                _us(peer),
+                _us(times.get("xla")),
+                f"{peer / ours['us']:.2f}" if peer else "-",
+                "-" if ours["error"] is None else f"{ours['error']:.1e}",
+            )
+        )
+    return _heading(rows) + _markdown(header, lines)
+
+
+def _helpers_table(rows: list[dict]) -> str:
+    """A line an operation and size: ours beside a copy and the reference."""
+    header = ("operation", "tokens, heads", "jax_mla", "TB/s", "of a copy", "XLA", "XLA / jax_mla")
+    lines = []
+    for (operation, _, *cell), found in _by_cell(rows, "").items():
+        xla = next((row["us"] for row in found if row["implementation"] == "xla"), None)
+        for ours in (row for row in found if row["implementation"].startswith("cuda")):
+            share = f"{100 * ours['of_copy']:.0f}%" if "of_copy" in ours else "-"
+            ratio = "-" if xla is None else f"{xla / ours['us']:.1f}"
+            size = ", ".join(map(str, cell))
+            lines.append((operation, size, _us(ours["us"]), f"{ours['TBps']:.2f}", share, _us(xla), ratio))
+    return _heading(rows) + _markdown(header, lines)
 
 
 def _us(value: float | None) -> str:
@@ -201,5 +276,6 @@ def _us(value: float | None) -> str:
 
 if __name__ == "__main__":
     BENCHMARKS.write_text(refresh_benchmarks(BENCHMARKS.read_text()))
+    SPARSE.write_text(refresh_sparse(SPARSE.read_text()))
     CONTEXT.write_text(refresh_context(CONTEXT.read_text()))
     README.write_text(refresh(README.read_text()))

@@ -310,18 +310,68 @@ def test_the_kept_benchmark_of_prefill(tmp_path):
 
 
 def test_the_kept_benchmark_of_context(tmp_path):
-    """benchmarks/context.py on this machine's CPU: the native parts give what XLA's do."""
-    command = [sys.executable, "-P", str(ROOT / "benchmarks" / "context.py"), "--tokens", "128", "--heads", "2"]
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "RESULTS": str(tmp_path)}
-    command += ["--new", "16", "--chunks", "2", "3"]
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr
-    rows = [json.loads(line) for line in (tmp_path / "context.jsonl").read_text().splitlines()]
-    native = {row["op"]: row["error"] for row in rows if row["implementation"] == "native"}
-    assert set(native) == {"pack_kv", "pack_kv_fp8", "gather_context bf16", "gather_context e4m3fn", "merge_states"}
-    assert native.pop("merge_states") < 1e-2 and set(native.values()) == {0}
+    """benchmarks/context.py on this machine's CPU: the scan gives what XLA's does."""
+    rows, _ = kept_rows(tmp_path, "context", "--tokens", "128", "--heads", "2", "--new", "16", "--chunks", "2", "3")
     scans = [row for row in rows if row["op"] == "mla_context"]
     assert [row["cell"][1] for row in scans] == [256] * 3 + [384] * 2
     # Two results in bf16, whose up-projections are rounded where XLA sees fit: each is 3e-3 off the truth.
     assert scans[0]["error"] < 1e-2 and all(row["us"] > 0 for row in scans)
     assert scans[0]["temporary_bytes"] == scans[3]["temporary_bytes"] > 0  # whatever the length of the context
+
+
+def kept_rows(folder, name, *arguments, status=0):
+    """What a benchmark appended on this machine's CPU, and what it printed."""
+    command = [sys.executable, "-P", str(ROOT / "benchmarks" / f"{name}.py"), *arguments]
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "RESULTS": str(folder)}
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert ran.returncode == status, ran.stderr
+    results = folder / f"{name}.jsonl"
+    return [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else [], ran.stderr
+
+
+def test_the_kept_benchmark_of_sparse(tmp_path):
+    """benchmarks/sparse.py: each layout is right, rates are compared with what is aimed at, failures leave the rest."""
+    arguments = ["--quick", "--implementations", "cpu:none", "cpu", "--cache", "fp8_ds_mla", "bf16", "e4m3fn"]
+    rows, printed = kept_rows(tmp_path, "sparse", *arguments, "--runs", "2", status=1)
+    assert printed.count("FAILED: ") == printed.count("cpu:none: NotImplementedError: ") == 7
+    assert "FAILED: 2 x 16 of 256, 3 heads x 1, fp8_ds_mla, cpu:none: NotImplementedError: " in printed
+    runs = list(dict.fromkeys(row["run"] for row in rows))
+    assert len(runs) == 2 and [row["run"] for row in rows] == sorted((r["run"] for r in rows), key=runs.index)
+    measured = [row for row in rows if row["run"] == runs[1] and row["implementation"] != "ceiling"]
+    ours = [row for row in measured if row["implementation"] == "cpu"]
+    assert [(row["cell"], row["dtype"]) for row in ours] == [
+        *(([2, 16, 3, queries], kind) for queries in (1, 2) for kind in ("fp8_ds_mla", "bf16", "e4m3fn")),
+        ([1, 16, 3, 20], "bf16"),
+    ]
+    assert [row["implementation"] for row in measured if row not in ours] == ["xla"] * 3
+    assert all(0 < row["error"] < 1e-2 and row["us"] > 0 for row in measured)
+    assert ours[0]["TFLOPs"] == pytest.approx(2 * 1088 * 16 * 3 * 2 / ours[0]["us"] * 1e-6, rel=1e-2)
+    assert ours[0]["TBps"] == pytest.approx(656 * 16 * 2 / ours[0]["us"] * 1e-6, rel=1e-2)
+    assert ours[0]["of_aim"] == pytest.approx(ours[0]["TBps"], rel=1e-2)
+    assert ours[3]["of_aim"] == pytest.approx(2 * ours[0]["us"] / ours[3]["us"], rel=1e-2)
+    assert "TBps" not in ours[6]
+    if importlib.util.find_spec("torch") is None:
+        assert printed.count("left out: ") == printed.count("flashmla: No module named 'torch'") == 7
+
+
+def test_the_kept_benchmark_of_helpers(tmp_path):
+    """benchmarks/helpers.py: the native helpers give what the reference gives, and so in place."""
+    rows, printed = kept_rows(tmp_path, "helpers", "--quick")
+    assert "prepares pack_kv [256, 2]" in printed
+    native = {(row["op"], *row["cell"]): row for row in rows if row["implementation"] == "cpu"}
+    layouts = ("bf16", "e4m3fn", "fp8_ds_mla")
+    assert list(native) == [
+        *((f"pack_kv{kind}", 256, 2) for kind in ("", "_fp8 plain", "_fp8 kernel")),
+        *((f"gather_context {layout}", 256) for layout in layouts),
+        ("merge_states", 256, 2),
+        *((f"update_cache {layout}", tokens) for tokens in (256, 128) for layout in layouts),
+    ]
+    assert native.pop(("merge_states", 256, 2))["error"] < 1e-2
+    assert {row["error"] for row in native.values()} == {0}
+    few = native["update_cache bf16", 128]
+    assert few["of_aim"] == pytest.approx(5 / few["us"], rel=1e-2)
+    many = native["update_cache bf16", 256]
+    assert many["TBps"] == pytest.approx(256 * (2 * 1152 + 4) / many["us"] * 1e-6, rel=1e-2)
+    assert many["of_aim"] == pytest.approx(many["of_copy"] / 0.9, rel=1e-2)
+    assert sum(row["implementation"] == "xla" for row in rows) == len(native) + 1
+    assert not kept_rows(tmp_path / "none", "helpers", "--quick", "--dry-run")[0]

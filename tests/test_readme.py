@@ -81,6 +81,8 @@ def test_tables_are_up_to_date(tables):
     page = tables.BENCHMARKS.read_text()
     assert tables.refresh(README) == README, "run: python docs/tables.py"
     assert tables.refresh_benchmarks(page) == page, "run: python docs/tables.py"
+    page = tables.SPARSE.read_text()
+    assert tables.refresh_sparse(page) == page, "run: python docs/tables.py"
     page = tables.CONTEXT.read_text()
     assert tables.refresh_context(page) == page, "run: python docs/tables.py"
 
@@ -136,12 +138,14 @@ def test_cpu_figures(tables):
     assert text.endswith("| 512 x 16384, 24 | cpu:avx2 | 3.25 | 263 | 2.1e-03 | 8.2 |\n") and text.count("\n") == 5
 
 
+def row(run, op, implementation, us, **fields):
+    """A line of results."""
+    heading = {"run": run, "date": "2026-01-02T00:00:00", "device": "NVIDIA H200", "versions": {"jax": "0.11.2"}}
+    return json.dumps(heading | {"op": op, "implementation": implementation, "us": us} | fields)
+
+
 def test_decode_figures(tables):
     """Of a device the last run alone: the faster of our kernels beside the peers, and a floor from its ceilings."""
-
-    def row(run, op, implementation, us, **fields):
-        heading = {"run": run, "date": "2026-01-02T00:00:00", "device": "NVIDIA H200", "versions": {"jax": "0.11.2"}}
-        return json.dumps(heading | {"op": op, "implementation": implementation, "us": us} | fields)
 
     def decode(run, implementation, us, **fields):
         rates = {"TBps": 400 / us, "TFLOPs": 8000 / us, "error": 0.002, "spread": 0.01}
@@ -156,11 +160,55 @@ def test_decode_figures(tables):
         decode("b", "fa3", 180.0),
         decode("b", "flashmla", 165.0),
     ]
-    text = tables._decode_tables("\n".join(rows))
+    text = tables._gpu_tables("\n".join(rows), tables._decode_table)
     assert text.startswith("NVIDIA H200; jax 0.11.2; 2026-01-02; read 4.00 TB/s, matmul bf16 800 TFLOP/s.\n\n| ")
     line = "| 128 x 4096, 24 x 1 | bf16 | 100.0 | 150.0 (sm90) | 8.0 | 165.0 | 180.0 | - | 1.10 | 2.0e-03 |\n"
     assert text.endswith(line)
     assert text.count("\n") == 5
+
+
+def test_sparse_figures(tables):
+    """The faster of our kernels beside the peer and the reference, where there are; prefill has no bytes."""
+
+    def sparse(run, implementation, us, cell, dtype, **fields):
+        fields |= {"TFLOPs": 40_000 / us, "error": 0.002}
+        return row(run, "mla_sparse_decode", implementation, us, cell=cell, dtype=dtype, **fields)
+
+    decode, prefill = [128, 2048, 128, 1], [1, 2048, 24, 4096]
+    rows = [
+        sparse("a", "cuda:sm90", 1.0, decode, "fp8_ds_mla"),
+        row("b", "copy", "ceiling", 9.0, cell=[1], TBps=4.2, TFLOPs=0.0),
+        sparse("b", "cuda:sm90", 100.0, decode, "fp8_ds_mla", TBps=1.72),
+        sparse("b", "cuda:generic", 200.0, decode, "fp8_ds_mla", TBps=0.86),
+        sparse("b", "xla", 900.0, decode, "fp8_ds_mla", TBps=0.19),
+        sparse("b", "flashmla", 110.0, decode, "fp8_ds_mla", TBps=1.56),
+        sparse("b", "cuda:sm90", 160.0, decode, "bf16", TBps=1.9),
+        sparse("b", "cuda:sm90", 2000.0, prefill, "bf16"),
+    ]
+    text = tables._gpu_tables("\n".join(rows), tables._sparse_table)
+    assert text.startswith("NVIDIA H200; jax 0.11.2; 2026-01-02; copy 4.20 TB/s.\n\n| sequences x chosen tokens, ")
+    assert text.endswith(
+        "| 128 x 2048, 128 x 1 | fp8_ds_mla | 100.0 (sm90) | 400 | 1.72 | 110.0 | 900.0 | 1.10 | 2.0e-03 |\n"
+        "| 128 x 2048, 128 x 1 | bf16 | 160.0 (sm90) | 250 | 1.90 | - | - | - | 2.0e-03 |\n"
+        "| 1 x 2048, 24 x 4096 | bf16 | 2000.0 (sm90) | 20 | - | - | - | - | 2.0e-03 |\n"
+    )
+    assert text.count("\n") == 7
+
+
+def test_helpers_figures(tables):
+    """An update of a few tokens is a matter of time alone, and has no share of a copy."""
+    rows = [
+        row("b", "copy", "ceiling", 500.0, cell=[1], TBps=4.2),
+        row("b", "pack_kv", "cuda:generic", 250.0, cell=[65536, 24], TBps=3.99, of_copy=0.95, of_aim=1.05, error=0.0),
+        row("b", "pack_kv", "xla", 500.0, cell=[65536, 24], TBps=1.99, of_copy=0.475),
+        row("b", "update_cache bf16", "cuda:generic", 3.5, cell=[128], TBps=0.08, of_aim=1.43),
+    ]
+    text = tables._gpu_tables("\n".join(rows), tables._helpers_table)
+    assert text.startswith("NVIDIA H200; jax 0.11.2; 2026-01-02; copy 4.20 TB/s.\n\n| operation | tokens, heads | ")
+    assert text.endswith(
+        "| pack_kv | 65536, 24 | 250.0 | 3.99 | 95% | 500.0 | 2.0 |\n"
+        "| update_cache bf16 | 128 | 3.5 | 0.08 | - | - | - |\n"
+    )
 
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

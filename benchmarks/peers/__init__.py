@@ -21,17 +21,18 @@ from typing import Any
 PEERS = ("flashmla", "fa3")
 
 
-def _prefill(name: str, inputs: Any, dtype: str) -> Any:
-    """NotImplementedError where the peer cannot be imported, or does not take the cell."""
+def _make(peer: str, module: str, function: str, *inputs: Any) -> Any:
+    """NotImplementedError, with the peer's name, where it cannot be imported or does not take the cell."""
     try:
-        module = importlib.import_module(f"{__name__}.prefill")
-        return getattr(module, name)(inputs, dtype)
-    except (ImportError, OSError) as error:
-        raise NotImplementedError(f"{name}: {error}") from error
+        return getattr(importlib.import_module(f"{__name__}.{module}"), function)(*inputs)
+    except Exception as error:
+        raise NotImplementedError(f"{peer}: {error}") from error
 
 
 # What makes a contestant of benchmarks/prefill.py from a cell's inputs and dtype.
-PREFILL = tuple(functools.partial(_prefill, name) for name in ("fa3", "cudnn"))
+PREFILL = tuple(functools.partial(_make, name, "prefill", name) for name in ("fa3", "cudnn"))
+# Of benchmarks/sparse.py, from a cell's inputs.
+SPARSE = (functools.partial(_make, "flashmla", "flashmla", "sparse"),)
 
 
 def find() -> tuple[dict[str, Callable[[Any], Any]], dict[str, str]]:

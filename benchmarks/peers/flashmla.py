@@ -1,11 +1,13 @@
-"""FlashMLA's dense decode (github.com/deepseek-ai/FlashMLA): bf16, and fp8 queries over an fp8 cache.
+"""FlashMLA (github.com/deepseek-ai/FlashMLA): dense decode in bf16, and of fp8 queries over an fp8 cache; attention
+to chosen slots of fp8_ds_mla by its sparse decode, of bf16 by its sparse prefill.
 
-Its split of the work is made once, by the first call, and captured calls reuse it: what is timed is decode and the
+Decode's split of the work is made once, by the first call, and captured calls reuse it: what is timed is decode and the
 reduction, as for jax_mla with a plan.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -59,5 +61,43 @@ def _fp8(
 
     def call(i: int) -> torch.Tensor:
         return ops.fwd_kvcache_mla_fp8(q, caches[i], LATENT, kv_lens, table, scale, True, schedule, splits, *scales)[0]
+
+    return call
+
+
+def sparse(inputs: Any) -> Replay:
+    """Of benchmarks/sparse.py: a call for each array of indices."""
+    cell, shared = inputs.cell, Shared()
+    if cell.heads not in (64, 128):
+        raise NotImplementedError(f"it takes 64 and 128 heads, not {cell.heads}")
+    if inputs.kind not in ("fp8_ds_mla", "bf16"):
+        raise NotImplementedError(f"it takes chosen slots of fp8_ds_mla and bf16 caches, not of {inputs.kind}")
+    q, cache = shared(inputs.q), shared(inputs.cache)
+    if inputs.kind == "fp8_ds_mla":
+        call = _sparse_decode(q, cache, cell, inputs.scale)
+    else:
+        call = _sparse_prefill(q, cache, inputs.scale)
+    return Replay("flashmla", [functools.partial(call, shared(chosen)) for chosen in inputs.indices], shared)
+
+
+def _sparse_decode(q: torch.Tensor, cache: torch.Tensor, cell: Any, scale: float) -> Any:
+    schedule, _ = flash_mla_interface.get_mla_metadata()
+    q, cache = q.unflatten(0, (cell.batch, cell.queries)), cache.unsqueeze(2)  # one head of keys
+
+    def call(indices: torch.Tensor) -> torch.Tensor:
+        out, _ = flash_mla_interface.flash_mla_with_kvcache(
+            q, cache, None, None, LATENT, schedule, softmax_scale=scale, is_fp8_kvcache=True,
+            indices=indices.unflatten(0, (cell.batch, cell.queries)),
+        )  # fmt: skip
+        return out.flatten(0, 1)
+
+    return call
+
+
+def _sparse_prefill(q: torch.Tensor, cache: torch.Tensor, scale: float) -> Any:
+    tokens = cache.flatten(0, 1).unsqueeze(1)  # [slots, 1, 576]
+
+    def call(indices: torch.Tensor) -> torch.Tensor:
+        return flash_mla_interface.flash_mla_sparse_fwd(q, tokens, indices.unsqueeze(1), scale, LATENT)[0]
 
     return call

@@ -20,7 +20,7 @@ def over_queries(name: str, queries: list[torch.Tensor], shared: Shared, call: C
 def fa3(inputs: Any, dtype: str) -> Replay:
     """In fp8 it takes queries, keys and values alike."""
     if dtype == "mixed":
-        raise NotImplementedError("fa3: it multiplies values in the dtype of the keys")
+        raise NotImplementedError("it multiplies values in the dtype of the keys")
     cell, shared, no = inputs.cell, Shared(), None
     queries = [shared(q) for q in inputs.q]
     k, v = shared(inputs.k), shared(inputs.kv_up)[..., 128:]
@@ -45,9 +45,9 @@ def cudnn(inputs: Any, dtype: str) -> Replay:
     """Equal lengths alone, causal to the top left: the same where a sequence attends to itself."""
     cell, shared = inputs.cell, Shared()
     if dtype != "bf16":
-        raise NotImplementedError(f"cudnn: PyTorch has no attention in {dtype}")
+        raise NotImplementedError(f"PyTorch has no attention in {dtype}")
     if cell.causal and cell.queries != cell.keys:
-        raise NotImplementedError("cudnn: causal to the top left alone")
+        raise NotImplementedError("causal to the top left alone")
 
     def by_heads(x: torch.Tensor) -> torch.Tensor:
         return x.unflatten(0, (cell.batch, -1)).transpose(1, 2)

@@ -63,6 +63,10 @@ class Replay:
         out = self._out.float().cpu().numpy()
         return out if self._shape is None else out.reshape(self._shape)
 
+    def rows(self, chosen: np.ndarray) -> np.ndarray:
+        """Of the first call's result."""
+        return self._out[torch.from_numpy(chosen).to(self._out.device)].float().cpu().numpy()
+
 
 def over_copies(name: str, inputs: Any, shared: Shared, call: Callable[[int], torch.Tensor]) -> Replay:
     """As many calls as jax_mla's programs have, over the copies of the cache in turn.
