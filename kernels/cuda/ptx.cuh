@@ -84,6 +84,13 @@ __device__ __forceinline__ void mma_m16n8k16<__half>(float (&d)[4], const uint32
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// 16 bytes in one access: the compiler takes some stores of a uint4 apart.
+__device__ __forceinline__ void store_words(void* target, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};\n" ::"l"(__cvta_generic_to_global(target)), "r"(a), "r"(b),
+               "r"(c), "r"(d)
+               : "memory");
+}
+
 // threadIdx.x, read here and now.
 __device__ __forceinline__ int thread_index() {
   int thread;

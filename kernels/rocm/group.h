@@ -8,8 +8,9 @@ namespace mla {
 constexpr int kGroup = 8;
 
 // Bits of a group of any type, as accesses bring them: one of 16 bytes, two of float, a half of fp8.
-template <class Element>
+template <class Element, int kCount = kGroup>
 struct GroupBits {
+  static_assert(kCount == kGroup);
   static constexpr int kWords = kGroup * sizeof(Element) / 4;
   uint32_t words[kWords];
 };
