@@ -40,7 +40,8 @@ __device__ __forceinline__ float common_scale(const GroupBits<Element, kCount>& 
 // instructions: no finite quotient is past 448, and a remainder underflows only where the code is 0. The remainder's
 // sign is such that a -0 stays one, and what is not finite becomes NaN.
 template <class Element, int kCount>
-__device__ __forceinline__ GroupBits<E4M3FN, kCount> ds_mla_codes(const GroupBits<Element, kCount>& group, float scale) {
+__device__ __forceinline__ GroupBits<E4M3FN, kCount> ds_mla_codes(const GroupBits<Element, kCount>& group,
+                                                                  float scale) {
   const float reciprocal = 1.0f / scale;
   float x[kCount];
 #pragma unroll

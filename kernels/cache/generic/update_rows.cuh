@@ -20,7 +20,7 @@ constexpr int kUpdateThreads = 128;
 template <class Element>
 struct UpdateShape {
   static constexpr int kCount = 16 / sizeof(Element);
-  static constexpr int kRopeLanes = kRope / kCount;  // of a token: each has one group of its rope key
+  static constexpr int kRopeLanes = kRope / kCount;   // of a token: each has one group of its rope key
   static constexpr int kTokens = kWarp / kRopeLanes;  // of a warp
   static constexpr int kBlockTokens = kUpdateThreads / kWarp * kTokens;
 };
@@ -90,8 +90,9 @@ __device__ __forceinline__ void update_rows(const UpdateCacheParams& p) {
   if (has_layer && last) {
     target = static_cast<unsigned char*>(p.cache) + (layer * p.pages * p.page_size + slot) * Layout::kRowBytes;
   }
-  const Divisor divide =
-      sizeof(Rope) == 1 && has_layer && p.k_scale != nullptr ? Divisor(p.k_scale[p.k_scales > 1 ? layer : 0]) : Divisor();
+  const Divisor divide = sizeof(Rope) == 1 && has_layer && p.k_scale != nullptr
+                             ? Divisor(p.k_scale[p.k_scales > 1 ? layer : 0])
+                             : Divisor();
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int group = Steps::group(step, lane);
@@ -107,7 +108,8 @@ __device__ __forceinline__ void update_rows(const UpdateCacheParams& p) {
     }
   }
   if (target == nullptr) return;
-  store_group(target + Layout::kRopeByte + rope_group * kCount * sizeof(Rope), store_as<Rope>(rope, divide, p.saturate));
+  store_group(target + Layout::kRopeByte + rope_group * kCount * sizeof(Rope),
+              store_as<Rope>(rope, divide, p.saturate));
 }
 
 }  // namespace mla

@@ -17,16 +17,14 @@ constexpr int kGatherThreads = 128;
 template <class Cached, class Output>
 struct GatherShape {
   static constexpr int kCount = kWidestGroup<typename CacheLayout<Cached>::Latent, Output>;
-  static constexpr int kRopeLanes = kRope / kCount;    // of a row: each has one group of its rope key
-  static constexpr int kRows = kWarp / kRopeLanes;     // of a warp
+  static constexpr int kRopeLanes = kRope / kCount;  // of a row: each has one group of its rope key
+  static constexpr int kRows = kWarp / kRopeLanes;   // of a warp
   static constexpr int kBlockRows = kGatherThreads / kWarp * kRows;
 };
 
-// Where the workspace's row w lies in the layer, or null. All lanes of a warp ask, in groups of kLanes for each row
-// from `first` on.
+// The slot of a row of the workspace, or -1. All lanes of a warp ask, in groups of kLanes for each row from `first` on.
 template <int kLanes>
-__device__ __forceinline__ const unsigned char* find_row(const GatherContextParams& p, const unsigned char* layer,
-                                                         int64_t row_bytes, int64_t first) {
+__device__ __forceinline__ int64_t find_slot(const GatherContextParams& p, int64_t first) {
   const int lane = threadIdx.x % kWarp;
   const int64_t w = first + lane / kLanes;
   int32_t request = -1, begin = 0, start = 0;  // of the first piece that ends behind w
@@ -52,13 +50,12 @@ __device__ __forceinline__ const unsigned char* find_row(const GatherContextPara
     if (!any_lane(request < 0)) break;
   }
   const int64_t token = start + (w - begin);
-  if (request < 0 || w < begin || token < 0 || token > INT32_MAX) return nullptr;
+  if (request < 0 || w < begin || token < 0 || token > INT32_MAX) return -1;
   const auto page_of_request = static_cast<uint32_t>(token) / static_cast<uint32_t>(p.page_size);
-  if (page_of_request >= static_cast<uint32_t>(p.max_pages)) return nullptr;
+  if (page_of_request >= static_cast<uint32_t>(p.max_pages)) return -1;
   const int32_t page = p.page_table[int64_t{request} * p.max_pages + page_of_request];
-  if (page < 0 || page >= p.pages) return nullptr;
-  const uint32_t offset = static_cast<uint32_t>(token) - page_of_request * p.page_size;
-  return layer + (int64_t{page} * p.page_size + offset) * row_bytes;
+  if (page < 0 || page >= p.pages) return -1;
+  return int64_t{page} * p.page_size + (static_cast<uint32_t>(token) - page_of_request * p.page_size);
 }
 
 template <class Cached, class Output>
@@ -78,13 +75,12 @@ __device__ __forceinline__ void gather_rows(const GatherContextParams& p) {
   const int64_t first_row = int64_t{blockIdx.x} * Shape::kBlockRows + threadIdx.x / kWarp * Shape::kRows;
   if (first_row >= p.rows) return;
   const int32_t layer = p.layer == nullptr ? 0 : *p.layer;
+  const int64_t slot = find_slot<kRopeLanes>(p, first_row);
   const bool has_layer = layer >= 0 && layer < p.layers;
-  const unsigned char* source =
-      find_row<kRopeLanes>(p,
-                           static_cast<const unsigned char*>(p.cache) +
-                               (has_layer ? layer * p.pages * p.page_size * Layout::kRowBytes : 0),
-                           Layout::kRowBytes, first_row);
-  if (!has_layer) source = nullptr;
+  const unsigned char* source = nullptr;
+  if (has_layer && slot >= 0) {
+    source = static_cast<const unsigned char*>(p.cache) + (layer * p.pages * p.page_size + slot) * Layout::kRowBytes;
+  }
   const int row = lane / kRopeLanes, rope_group = lane % kRopeLanes;
 
   const unsigned char* sources[Shape::kRows];
@@ -95,7 +91,8 @@ __device__ __forceinline__ void gather_rows(const GatherContextParams& p) {
   for (int step = 0; step < kSteps; ++step) {
     const unsigned char* from = sources[Steps::row(step, lane)];
     if (from == nullptr) continue;
-    latent[step] = load_group<Latent, kCount, /*kOnce=*/true>(from + Steps::group(step, lane) * kCount * sizeof(Latent));
+    latent[step] =
+        load_group<Latent, kCount, /*kOnce=*/true>(from + Steps::group(step, lane) * kCount * sizeof(Latent));
   }
   GroupBits<Rope, kCount> rope;
   float scale = 1;  // or the one of the row's that this lane has
