@@ -53,8 +53,9 @@ __device__ __forceinline__ GroupBits<Target, kCount> convert_group(const GroupBi
     if (conversion.multiply == 1 && conversion.divide.is_one()) return bits;
   }
   float x[kCount];
+  to_floats(bits, x);
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) x[i] = element_at<Source>(bits, i) * conversion.multiply;
+  for (int i = 0; i < kCount; ++i) x[i] *= conversion.multiply;
   if (!conversion.divide.is_one()) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) x[i] = conversion.divide.divide(x[i]);

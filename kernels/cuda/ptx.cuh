@@ -13,6 +13,7 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <cstring>
 
 namespace mla::ptx {
 
@@ -90,6 +91,17 @@ __device__ __forceinline__ void store_words(void* target, uint32_t a, uint32_t b
                "r"(c), "r"(d)
                : "memory");
 }
+
+#if __CUDA_ARCH__ >= 890
+// Two e4m3fn values, the first in the low byte: a half holds them exactly.
+__device__ __forceinline__ __half2 e4m3fn_to_half(uint16_t pair) {
+  uint32_t halves;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;\n" : "=r"(halves) : "h"(pair));
+  __half2 two;
+  memcpy(&two, &halves, sizeof(two));
+  return two;
+}
+#endif
 
 // threadIdx.x, read here and now.
 __device__ __forceinline__ int thread_index() {

@@ -59,6 +59,12 @@ __device__ __forceinline__ float element_at(const GroupBits<Element>& bits, int 
   }
 }
 
+template <class Element>
+__device__ __forceinline__ void to_floats(const GroupBits<Element>& bits, float (&x)[kGroup]) {
+#pragma unroll
+  for (int i = 0; i < kGroup; ++i) x[i] = element_at(bits, i);
+}
+
 // Two values as 8-bit codes, the first in the low byte.
 template <class Element>
 __device__ __forceinline__ uint32_t e4m3_pair(float first, float second, bool saturate) {

@@ -93,18 +93,27 @@ __device__ __forceinline__ void update_rows(const UpdateCacheParams& p) {
   const Divisor divide = sizeof(Rope) == 1 && has_layer && p.k_scale != nullptr
                              ? Divisor(p.k_scale[p.k_scales > 1 ? layer : 0])
                              : Divisor();
+  if constexpr (kDsMla) {
+    const DsMlaScales<kDsMlaGroup / kCount, kSteps> scales(latent, p.power_of_two_scales);
 #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int group = Steps::group(step, lane);
-    unsigned char* const to = shuffle_address(target, Steps::row(step, lane) * kRopeLanes);
-    if constexpr (kDsMla) {
-      const float scale = common_scale(latent[step], p.power_of_two_scales);
+    for (int step = 0; step < kSteps; ++step) {
+      unsigned char* const to = shuffle_address(target, Steps::row(step, lane) * kRopeLanes);
+      const float scale = scales.scale(step), reciprocal = scales.reciprocal(step);
       if (to == nullptr) continue;
-      store_group(to + group * kCount, ds_mla_codes(latent[step], scale));
-      const bool has_first_value = group % (kDsMlaGroup / kCount) == 0;
-      if (has_first_value) reinterpret_cast<float*>(to + kLatent)[group * kCount / kDsMlaGroup] = scale;
-    } else if (to != nullptr) {
-      store_group(to + group * kCount * sizeof(Latent), store_as<Latent>(latent[step], divide, p.saturate));
+      store_group(to + Steps::group(step, lane) * kCount, ds_mla_codes(latent[step], scale, reciprocal));
+    }
+    const int step = scales.own_step();
+    unsigned char* const to = shuffle_address(target, Steps::row(step, lane) * kRopeLanes);
+    if (to != nullptr && scales.is_first_with_it()) {
+      reinterpret_cast<float*>(to + kLatent)[Steps::group(step, lane) * kCount / kDsMlaGroup] = scales.own_scale();
+    }
+  } else {
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      unsigned char* const to = shuffle_address(target, Steps::row(step, lane) * kRopeLanes);
+      if (to == nullptr) continue;
+      store_group(to + Steps::group(step, lane) * kCount * sizeof(Latent),
+                  store_as<Latent>(latent[step], divide, p.saturate));
     }
   }
   if (target == nullptr) return;

@@ -18,6 +18,3 @@ inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t selector) {
   return result;
 }
 
-inline uint32_t __vmaxu2(uint32_t a, uint32_t b) {
-  return std::max(a >> 16, b >> 16) << 16 | std::max(a & 0xFFFF, b & 0xFFFF);
-}

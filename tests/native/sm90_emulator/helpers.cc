@@ -3,6 +3,9 @@
 //   mla_helpers_emulator [cases] [seed]
 #define MLA_EMULATED helper_rows
 #include "tests/native/sm90_emulator/machine.h"
+
+using std::max;
+
 // The kernels' headers come behind it, so that they find the emulator's vocabulary.
 #include "kernels/cache/generic/update_rows.cuh"
 #include "kernels/context/generic/gather_rows.cuh"

@@ -406,6 +406,10 @@ inline int __popc(uint32_t value) { return __builtin_popcount(value); }
 
 inline int __ffs(uint32_t value) { return __builtin_ffs(static_cast<int>(value)); }
 
+inline uint32_t __vmaxu2(uint32_t a, uint32_t b) {
+  return std::max(a >> 16, b >> 16) << 16 | std::max(a & 0xFFFF, b & 0xFFFF);
+}
+
 inline int __clz(int value) { return __builtin_clz(static_cast<unsigned>(value)); }
 
 inline float __uint_as_float(uint32_t bits) {
