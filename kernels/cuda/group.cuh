@@ -32,7 +32,11 @@ __device__ __forceinline__ GroupBits<Element, kCount> load_group(const void* sou
   GroupBits<Element, kCount> bits;
   static_assert(sizeof(bits) == sizeof(Words));
   const auto* address = static_cast<const Words*>(source);
+#if defined(JAX_MLA_TUNE) && JAX_MLA_TUNE == 2
+  const Words words = kOnce ? ptx::load_past_l1(address) : __ldg(address);
+#else
   const Words words = kOnce ? __ldcs(address) : __ldg(address);
+#endif
   memcpy(&bits, &words, sizeof(words));
   return bits;
 }

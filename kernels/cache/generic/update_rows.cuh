@@ -15,7 +15,11 @@
 namespace mla {
 
 constexpr int kClaimThreads = 128;
+#if defined(JAX_MLA_TUNE) && JAX_MLA_TUNE == 1
+constexpr int kUpdateThreads = 256;
+#else
 constexpr int kUpdateThreads = 128;
+#endif
 
 template <class Element>
 struct UpdateShape {

@@ -12,7 +12,11 @@
 
 namespace mla {
 
+#if defined(JAX_MLA_TUNE) && JAX_MLA_TUNE == 1
+constexpr int kGatherThreads = 256;
+#else
 constexpr int kGatherThreads = 128;
+#endif
 
 template <class Cached, class Output>
 struct GatherShape {
