@@ -53,9 +53,7 @@ __device__ __forceinline__ GroupBits<Target, kCount> convert_group(const GroupBi
     if (conversion.multiply == 1 && conversion.divide.is_one()) return bits;
   }
   float x[kCount];
-  to_floats(bits, x);
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) x[i] *= conversion.multiply;
+  to_floats(bits, conversion.multiply, x);
   if (!conversion.divide.is_one()) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) x[i] = conversion.divide.divide(x[i]);

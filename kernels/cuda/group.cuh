@@ -68,21 +68,22 @@ __device__ __forceinline__ float element_at(const GroupBits<Element, kCount>& bi
   }
 }
 
+// Values times `multiply`.
 template <class Element, int kCount>
-__device__ __forceinline__ void to_floats(const GroupBits<Element, kCount>& bits, float (&x)[kCount]) {
+__device__ __forceinline__ void to_floats(const GroupBits<Element, kCount>& bits, float multiply, float (&x)[kCount]) {
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) x[i] = element_at(bits, i);
+  for (int i = 0; i < kCount; ++i) x[i] = element_at(bits, i) * multiply;
 }
 
 #if __CUDA_ARCH__ >= 890
 // By the instruction for two of them.
 template <int kCount>
-__device__ __forceinline__ void to_floats(const GroupBits<E4M3FN, kCount>& bits, float (&x)[kCount]) {
+__device__ __forceinline__ void to_floats(const GroupBits<E4M3FN, kCount>& bits, float multiply, float (&x)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; i += 2) {
     const float2 two = __half22float2(ptx::e4m3fn_to_half(static_cast<uint16_t>(bits.words[i / 4] >> (i % 4 * 8))));
-    x[i] = two.x;
-    x[i + 1] = two.y;
+    x[i] = two.x * multiply;
+    x[i + 1] = two.y * multiply;
   }
 }
 #endif

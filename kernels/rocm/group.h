@@ -59,10 +59,11 @@ __device__ __forceinline__ float element_at(const GroupBits<Element>& bits, int 
   }
 }
 
+// Values times `multiply`.
 template <class Element>
-__device__ __forceinline__ void to_floats(const GroupBits<Element>& bits, float (&x)[kGroup]) {
+__device__ __forceinline__ void to_floats(const GroupBits<Element>& bits, float multiply, float (&x)[kGroup]) {
 #pragma unroll
-  for (int i = 0; i < kGroup; ++i) x[i] = element_at(bits, i);
+  for (int i = 0; i < kGroup; ++i) x[i] = element_at(bits, i) * multiply;
 }
 
 // Two values as 8-bit codes, the first in the low byte.
