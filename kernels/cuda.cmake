@@ -74,7 +74,7 @@ set_target_properties(mla_cuda_driver PROPERTIES CUDA_STANDARD 17 CUDA_STANDARD_
 foreach(emulator mla_sm90_emulator:main mla_sm90_fp8_emulator:fp8 mla_sm90_prefill_emulator:prefill
                  mla_generic_prefill_emulator:generic_prefill mla_generic_decode_emulator:generic_decode
                  mla_generic_sparse_emulator:generic_sparse
-                 mla_sm90_sparse_emulator:sparse mla_ds_mla_emulator:ds_mla)
+                 mla_sm90_sparse_emulator:sparse mla_helpers_emulator:helpers)
     string(REGEX REPLACE ":.*" "" target ${emulator})
     string(REGEX REPLACE ".*:" "" source ${emulator})
     add_executable(${target} EXCLUDE_FROM_ALL "${CMAKE_CURRENT_LIST_DIR}/../tests/native/sm90_emulator/${source}.cc")

@@ -1,4 +1,4 @@
-// Eight neighbouring elements at a time, for CUDA and HIP: how they change from one type to another.
+// A few neighbouring elements at a time, for CUDA and HIP: how they change from one type to another.
 #pragma once
 
 #include <type_traits>
@@ -46,17 +46,17 @@ struct Conversion {
 };
 
 // What nothing changes keeps its bits.
-template <class Target, class Source>
-__device__ __forceinline__ GroupBits<Target> convert_group(const GroupBits<Source>& bits, Conversion conversion) {
+template <class Target, class Source, int kCount>
+__device__ __forceinline__ GroupBits<Target, kCount> convert_group(const GroupBits<Source, kCount>& bits,
+                                                                   Conversion conversion) {
   if constexpr (std::is_same_v<Target, Source>) {
     if (conversion.multiply == 1 && conversion.divide.is_one()) return bits;
   }
-  float x[kGroup];
-#pragma unroll
-  for (int i = 0; i < kGroup; ++i) x[i] = element_at<Source>(bits, i) * conversion.multiply;
+  float x[kCount];
+  to_floats(bits, conversion.multiply, x);
   if (!conversion.divide.is_one()) {
 #pragma unroll
-    for (int i = 0; i < kGroup; ++i) x[i] = conversion.divide.divide(x[i]);
+    for (int i = 0; i < kCount; ++i) x[i] = conversion.divide.divide(x[i]);
   }
   return from_floats<Target>(x, conversion.saturate);
 }

@@ -1,4 +1,4 @@
-// Eight neighbouring elements at a time: read and written in the widest accesses, converted from one type to another.
+// A few neighbouring elements at a time: read and written in the widest accesses, converted from one type to another.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -7,59 +7,54 @@
 #include <type_traits>
 
 #include "kernels/cuda/element.cuh"
+#include "kernels/cuda/ptx.cuh"
 
 namespace mla {
 
-constexpr int kGroup = 8;
+using ptx::store_words;
 
-// Bits of a group of any type, as accesses bring them: one of 16 bytes, two of float, a half of fp8.
-template <class Element>
+// Bits of a group of any type, as accesses bring them: 4, 8 or 16 bytes.
+template <class Element, int kCount>
 struct GroupBits {
-  static constexpr int kWords = kGroup * sizeof(Element) / 4;
+  static constexpr int kWords = kCount * sizeof(Element) / 4;
   uint32_t words[kWords];
 };
 
-// kOnce: nobody reads these bytes again.
-template <class Element, bool kOnce = false>
-__device__ __forceinline__ GroupBits<Element> load_group(const void* source) {
-  GroupBits<Element> bits;
-  if constexpr (sizeof(Element) == 1) {
-    const auto* address = static_cast<const uint2*>(source);
-    const uint2 pair = kOnce ? __ldcs(address) : __ldg(address);
-    memcpy(&bits, &pair, sizeof(pair));
-  } else {
-#pragma unroll
-    for (int i = 0; i < GroupBits<Element>::kWords / 4; ++i) {
-      const auto* address = static_cast<const uint4*>(source) + i;
-      const uint4 four = kOnce ? __ldcs(address) : __ldg(address);
-      memcpy(&bits.words[4 * i], &four, sizeof(four));
-    }
-  }
+// As many elements as fill an access of the wider type.
+template <class First, class Second>
+constexpr int kWidestGroup = 16 / (sizeof(First) > sizeof(Second) ? sizeof(First) : sizeof(Second));
+
+// kOnce: nobody reads these bytes again soon.
+template <class Element, int kCount, bool kOnce = false>
+__device__ __forceinline__ GroupBits<Element, kCount> load_group(const void* source) {
+  using Words = std::conditional_t<kCount * sizeof(Element) == 16, uint4,
+                                   std::conditional_t<kCount * sizeof(Element) == 8, uint2, uint32_t>>;
+  GroupBits<Element, kCount> bits;
+  static_assert(sizeof(bits) == sizeof(Words));
+  const auto* address = static_cast<const Words*>(source);
+#if defined(JAX_MLA_TUNE) && JAX_MLA_TUNE == 2
+  const Words words = kOnce ? ptx::load_past_l1(address) : __ldg(address);
+#else
+  const Words words = kOnce ? __ldcs(address) : __ldg(address);
+#endif
+  memcpy(&bits, &words, sizeof(words));
   return bits;
 }
 
-// Spelt out, since the compiler takes some stores of a uint4 apart.
-__device__ __forceinline__ void store_words(void* target, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
-  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};\n" ::"l"(__cvta_generic_to_global(target)), "r"(a), "r"(b),
-               "r"(c), "r"(d)
-               : "memory");
-}
-
-template <class Element>
-__device__ __forceinline__ void store_group(void* target, const GroupBits<Element>& bits) {
-  if constexpr (sizeof(Element) == 1) {
-    *static_cast<uint2*>(target) = make_uint2(bits.words[0], bits.words[1]);
+template <class Element, int kCount>
+__device__ __forceinline__ void store_group(void* target, const GroupBits<Element, kCount>& bits) {
+  const uint32_t* words = bits.words;
+  if constexpr (sizeof(bits) == 4) {
+    *static_cast<uint32_t*>(target) = words[0];
+  } else if constexpr (sizeof(bits) == 8) {
+    *static_cast<uint2*>(target) = make_uint2(words[0], words[1]);
   } else {
-#pragma unroll
-    for (int i = 0; i < GroupBits<Element>::kWords; i += 4) {
-      store_words(static_cast<uint32_t*>(target) + i, bits.words[i], bits.words[i + 1], bits.words[i + 2],
-                  bits.words[i + 3]);
-    }
+    store_words(target, words[0], words[1], words[2], words[3]);
   }
 }
 
-template <class Element>
-__device__ __forceinline__ float element_at(const GroupBits<Element>& bits, int i) {
+template <class Element, int kCount>
+__device__ __forceinline__ float element_at(const GroupBits<Element, kCount>& bits, int i) {
   constexpr int kPerWord = 4 / sizeof(Element);
   const uint32_t word = bits.words[i / kPerWord] >> (i % kPerWord * 8 * sizeof(Element));
   if constexpr (std::is_same_v<Element, float>) {
@@ -73,11 +68,31 @@ __device__ __forceinline__ float element_at(const GroupBits<Element>& bits, int 
   }
 }
 
-template <class Element>
-__device__ __forceinline__ GroupBits<Element> from_floats(const float (&x)[kGroup], bool saturate) {
-  GroupBits<Element> bits;
+// Values times `multiply`.
+template <class Element, int kCount>
+__device__ __forceinline__ void to_floats(const GroupBits<Element, kCount>& bits, float multiply, float (&x)[kCount]) {
 #pragma unroll
-  for (int word = 0; word < GroupBits<Element>::kWords; ++word) {
+  for (int i = 0; i < kCount; ++i) x[i] = element_at(bits, i) * multiply;
+}
+
+#if __CUDA_ARCH__ >= 890
+// By the instruction for two of them.
+template <int kCount>
+__device__ __forceinline__ void to_floats(const GroupBits<E4M3FN, kCount>& bits, float multiply, float (&x)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; i += 2) {
+    const float2 two = __half22float2(ptx::e4m3fn_to_half(static_cast<uint16_t>(bits.words[i / 4] >> (i % 4 * 8))));
+    x[i] = two.x * multiply;
+    x[i + 1] = two.y * multiply;
+  }
+}
+#endif
+
+template <class Element, int kCount>
+__device__ __forceinline__ GroupBits<Element, kCount> from_floats(const float (&x)[kCount], bool saturate) {
+  GroupBits<Element, kCount> bits;
+#pragma unroll
+  for (int word = 0; word < GroupBits<Element, kCount>::kWords; ++word) {
     const float* four = x + word * (4 / sizeof(Element));
     if constexpr (std::is_same_v<Element, float>) {
       bits.words[word] = __float_as_uint(four[0]);

@@ -8,8 +8,9 @@ namespace mla {
 constexpr int kGroup = 8;
 
 // Bits of a group of any type, as accesses bring them: one of 16 bytes, two of float, a half of fp8.
-template <class Element>
+template <class Element, int kCount = kGroup>
 struct GroupBits {
+  static_assert(kCount == kGroup);
   static constexpr int kWords = kGroup * sizeof(Element) / 4;
   uint32_t words[kWords];
 };
@@ -56,6 +57,13 @@ __device__ __forceinline__ float element_at(const GroupBits<Element>& bits, int 
   } else {
     return to_float(Element{static_cast<uint8_t>(word)});
   }
+}
+
+// Values times `multiply`.
+template <class Element>
+__device__ __forceinline__ void to_floats(const GroupBits<Element>& bits, float multiply, float (&x)[kGroup]) {
+#pragma unroll
+  for (int i = 0; i < kGroup; ++i) x[i] = element_at(bits, i) * multiply;
 }
 
 // Two values as 8-bit codes, the first in the low byte.

@@ -506,9 +506,9 @@ inline void time_sparse_call(const SparseCell& cell, const Array<uint8_t>& cache
   std::fflush(stdout);
 }
 
-// update_cache of bf16 tokens into distinct slots of a bf16 or fp8_ds_mla cache.
-inline void time_update(bool ds_mla, int32_t tokens) {
-  const int64_t row_bytes = ds_mla ? kDsMlaBytes : kWidth * 2, slots = 2 * int64_t{tokens};
+// update_cache of bf16 tokens into distinct slots of a cache of bf16, e4m3fn or fp8_ds_mla.
+inline void time_update(DType stored, bool ds_mla, int32_t tokens, double ceiling) {
+  const int64_t row_bytes = ds_mla ? kDsMlaBytes : kWidth * size_of(stored), slots = 2 * int64_t{tokens};
   const Array<uint8_t> cache(slots * row_bytes);
   const Array<__nv_bfloat16> kv_c(int64_t{tokens} * kLatent), k_pe(int64_t{tokens} * kRope);
   fill(kv_c.data(), kv_c.size(), 37);
@@ -535,18 +535,22 @@ inline void time_update(bool ds_mla, int32_t tokens) {
   p.tokens = tokens;
   p.ds_mla = ds_mla;
   p.input_dtype = DType::kBF16;
-  p.cache_dtype = ds_mla ? DType::kE4M3FN : DType::kBF16;
+  p.cache_dtype = stored;
   const double us = time_calls(10, [&](int) { check(update_cache(p, device())); });
-  std::printf("update_cache, %6d tokens, bf16 to %-8s %8.1f us %6.2f TB/s\n", tokens, ds_mla ? "ds_mla" : "bf16", us,
-              1.0 * tokens * (kWidth * 2 + row_bytes) / us * 1e-6);
+  const double rate = 1.0 * tokens * (kWidth * 2 + row_bytes) / us * 1e-6;
+  std::printf("update_cache, %6d tokens, bf16 to %-8s %8.1f us %6.2f TB/s, %3.0f%% of a copy\n", tokens,
+              ds_mla ? "ds_mla" : short_name(stored), us, rate, 100 * rate / ceiling);
 }
 
 // A decode step of 128 sequences with one and with two query tokens, a lone query, a prompt of 4096 tokens;
 // and first the updates of their cache.
 inline void time_sparse(const std::string& only) {
-  std::printf("copy ceiling %.2f TB/s\n", time_copy());
-  for (bool ds_mla : {false, true}) {
-    for (int32_t tokens : {65536, 128}) time_update(ds_mla, tokens);
+  const double ceiling = time_copy();
+  std::printf("copy ceiling %.2f TB/s\n", ceiling);
+  for (int32_t tokens : {65536, 128}) {
+    time_update(DType::kBF16, /*ds_mla=*/false, tokens, ceiling);
+    time_update(DType::kE4M3FN, /*ds_mla=*/false, tokens, ceiling);
+    time_update(DType::kE4M3FN, /*ds_mla=*/true, tokens, ceiling);
   }
   constexpr int64_t kSlots = 1 << 19;
   for (const SparseCell& cell : sparse_cells(only)) {

@@ -4,7 +4,7 @@ namespace mla {
 namespace {
 
 constexpr const char* kObject = "cache/gfx9/update";
-constexpr uint32_t kThreads = 256;           // as kUpdateThreads in kernels/cache/update_rows.h
+constexpr uint32_t kThreads = 256;           // as kUpdateThreads in kernels/cache/gfx9/update_rows.h
 constexpr uint32_t kTokens = kThreads / 64;  // a block
 
 bool is_e4m3(DType dtype) { return dtype == DType::kE4M3FN || dtype == DType::kE4M3FNUZ; }

@@ -1,5 +1,5 @@
 // update_cache on AMD: a kernel for each pair of the tokens' type and the cache's.
-#include "kernels/cache/update_rows.h"
+#include "kernels/cache/gfx9/update_rows.h"
 
 namespace mla {
 

@@ -1,5 +1,5 @@
 // gather_context on CUDA.
-#include "kernels/context/gather_rows.h"
+#include "kernels/context/generic/gather_rows.cuh"
 #include "kernels/cuda/launch.h"
 
 namespace mla {
@@ -13,7 +13,8 @@ __global__ void __launch_bounds__(kGatherThreads) gather_kernel(const __grid_con
 template <class Cached, class Output>
 Error launch_gather(const GatherContextParams& params, const Device& device) {
   LaunchShape shape;
-  shape.grid = dim3((params.rows + kGatherRows - 1) / kGatherRows);
+  constexpr int64_t kRows = GatherShape<Cached, Output>::kBlockRows;
+  shape.grid = dim3(static_cast<unsigned>((params.rows + kRows - 1) / kRows));
   shape.block = dim3(kGatherThreads);
   return launch("gather_context", gather_kernel<Cached, Output>, shape, device, params);
 }

@@ -3,7 +3,7 @@
 namespace mla {
 
 Error gather_context(const GatherContextParams& params, const Device& device) {
-  constexpr int32_t kRows = 16, kThreads = 128;  // of a block, as in kernels/context/gather_rows.h
+  constexpr int32_t kRows = 16, kThreads = 128;  // of a block, as in kernels/context/gfx9/gather_rows.h
   if (params.rows == 0) return {};
   const DType output = params.output_dtype;
   if (output != DType::kF32 && output != DType::kBF16 && output != DType::kF16) {

@@ -1,5 +1,5 @@
 // gather_context on AMD: a kernel for each pair of the cache's type and the workspace's.
-#include "kernels/context/gather_rows.h"
+#include "kernels/context/gfx9/gather_rows.h"
 
 namespace mla {
 

@@ -2,7 +2,7 @@
 #include <limits>
 
 #include "kernels/cuda/launch.h"
-#include "kernels/pack/pack_rows.h"
+#include "kernels/pack/generic/pack_rows.cuh"
 
 namespace mla {
 namespace {
@@ -28,7 +28,8 @@ Error launch_tiles(const PackKvParams& p, const Device& device) {
 
 template <class Input, class Rope, class Output>
 Error launch_pack(const PackKvParams& params, const Device& device) {
-  const int64_t ctas = (params.tokens * params.heads + kPackRows - 1) / kPackRows;
+  constexpr int kRows = PackShape<Input, Output>::kBlockRows;
+  const int64_t ctas = (params.tokens * params.heads + kRows - 1) / kRows;
   if (ctas > std::numeric_limits<int32_t>::max()) {
     return "jax_mla: pack_kv's " + std::to_string(params.tokens) + " tokens of " + std::to_string(params.heads) +
            " heads are more than a grid holds";

@@ -6,7 +6,7 @@ namespace mla {
 namespace {
 
 constexpr const char* kObject = "pack/gfx9/pack";
-constexpr int64_t kRows = 32, kThreads = 256;  // of a block, as in kernels/pack/pack_rows.h
+constexpr int64_t kRows = 32, kThreads = 256;  // of a block, as in kernels/pack/gfx9/pack_rows.h
 
 bool is_e4m3(DType dtype) { return dtype == DType::kE4M3FN || dtype == DType::kE4M3FNUZ; }
 

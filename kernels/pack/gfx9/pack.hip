@@ -1,5 +1,5 @@
 // pack_kv and pack_kv_fp8 on AMD: a kernel for each type of the input, the rope key and the result.
-#include "kernels/pack/pack_rows.h"
+#include "kernels/pack/gfx9/pack_rows.h"
 
 namespace mla {
 

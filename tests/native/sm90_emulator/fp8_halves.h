@@ -11,18 +11,6 @@ inline bool __syncthreads_or(bool value) {
   return machine.named_barrier(0, machine.count, true, value);
 }
 
-inline float __uint_as_float(uint32_t bits) {
-  float x;
-  std::memcpy(&x, &bits, sizeof(x));
-  return x;
-}
-
-inline uint32_t __float_as_uint(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, sizeof(bits));
-  return bits;
-}
-
 inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t selector) {
   const uint64_t bytes = uint64_t{b} << 32 | a;
   uint32_t result = 0;
@@ -30,6 +18,3 @@ inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t selector) {
   return result;
 }
 
-inline uint32_t __vmaxu2(uint32_t a, uint32_t b) {
-  return std::max(a >> 16, b >> 16) << 16 | std::max(a & 0xFFFF, b & 0xFFFF);
-}

@@ -421,7 +421,41 @@ inline float __fdividef(float a, float b) { return a / b; }
 
 inline int __popc(uint32_t value) { return __builtin_popcount(value); }
 
+inline int __ffs(uint32_t value) { return __builtin_ffs(static_cast<int>(value)); }
+
+inline uint32_t __vmaxu2(uint32_t a, uint32_t b) {
+  return std::max(a >> 16, b >> 16) << 16 | std::max(a & 0xFFFF, b & 0xFFFF);
+}
+
 inline int __clz(int value) { return __builtin_clz(static_cast<unsigned>(value)); }
+
+inline float __uint_as_float(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+inline uint32_t __float_as_uint(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  return bits;
+}
+
+// Loads by way of some caches, or past them.
+template <class T>
+T __ldg(const T* source) {
+  mla::emulator::require(reinterpret_cast<uintptr_t>(source) % sizeof(T) == 0, "loads are aligned to their size");
+  return *source;
+}
+template <class T>
+T __ldcs(const T* source) {
+  return __ldg(source);
+}
+template <class T>
+T __ldcg(const T* source) {
+  mla::emulator::machine.maybe_yield();
+  return __ldg(source);
+}
 
 inline void __syncwarp() {
   mla::emulator::machine.meet([](auto&) {});
@@ -433,3 +467,10 @@ inline void __syncthreads() {
 }
 
 inline void atomicMin(int32_t* target, int32_t value) { *target = std::min(*target, value); }
+inline void atomicMax(int32_t* target, int32_t value) { *target = std::max(*target, value); }
+inline int32_t atomicCAS(int32_t* target, int32_t expected, int32_t desired) {
+  mla::emulator::machine.maybe_yield();
+  const int32_t found = *target;
+  if (found == expected) *target = desired;
+  return found;
+}

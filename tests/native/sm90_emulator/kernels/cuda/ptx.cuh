@@ -17,6 +17,14 @@ inline int thread_index() { return emulator::machine.current; }
 
 inline void launch_dependents() {}
 
+inline void wait_for_previous_kernel() {}
+
+inline void store_words(void* target, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  const uint32_t words[] = {a, b, c, d};
+  emulator::require(reinterpret_cast<uintptr_t>(target) % sizeof(words) == 0, "stores are aligned to their size");
+  std::memcpy(target, words, sizeof(words));
+}
+
 // Every lane reads for itself: the addresses of its matrices' rows are what it needs of the others.
 template <int kMatrices>
 void load_matrices(uint32_t (&r)[kMatrices], uint32_t shared, bool transposed) {

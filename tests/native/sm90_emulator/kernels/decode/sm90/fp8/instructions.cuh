@@ -6,18 +6,6 @@
 
 namespace mla {
 
-inline float __uint_as_float(uint32_t bits) {
-  float x;
-  std::memcpy(&x, &bits, sizeof(x));
-  return x;
-}
-
-inline uint32_t __float_as_uint(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, sizeof(bits));
-  return bits;
-}
-
 using std::max;
 using std::min;
 

@@ -1,30 +1,18 @@
-// A token as fp8_ds_mla, by a wave, for CUDA and HIP: each lane has as many neighbouring latent columns, and as many of
+// A token as fp8_ds_mla, by a wave: each lane has as many neighbouring latent columns, and as many of
 // the rope key.
 #pragma once
 
-#if defined(__HIP__)
-#include "kernels/rocm/device.h"
-#else
-#include "kernels/cuda/element.cuh"
-#endif
 #include "kernels/cache/ds_mla_scale.h"
 #include "kernels/params.h"
+#include "kernels/rocm/device.h"
 
 namespace mla {
-
-#if defined(__HIP__)
-constexpr int kDsMlaLanes = kWave;
-#else
-constexpr int kDsMlaLanes = 32;
-using BF16 = __nv_bfloat16;
-__device__ __forceinline__ float shuffle_xor(float value, int mask) { return __shfl_xor_sync(0xFFFFFFFF, value, mask); }
-#endif
 
 // `row`: the token's 656 bytes. What is not finite is stored as NaN and has no part in its scale.
 template <class Element>
 __device__ __forceinline__ void store_ds_mla(const Element* latent, const Element* rope, bool power_of_two,
                                              unsigned char* row) {
-  constexpr int kLanes = kDsMlaLanes, kColumns = kLatent / kLanes, kRopeColumns = kRope / kLanes;
+  constexpr int kLanes = kWave, kColumns = kLatent / kLanes, kRopeColumns = kRope / kLanes;
   constexpr int kScaleLanes = kDsMlaGroup / kColumns;  // that share a scale
   constexpr int kCount = 16 / sizeof(Element);         // elements in one access
   const int lane = threadIdx.x % kLanes;

@@ -1,10 +1,10 @@
-// update_cache's kernels, for CUDA and HIP: one wave a token copies or casts its latent and rope into the cache, where
+// update_cache's kernels on AMD: one wave a token copies or casts its latent and rope into the cache, where
 // the token is the last for its slot.
 #pragma once
 
 #include <type_traits>
 
-#include "kernels/cache/ds_mla_row.h"
+#include "kernels/cache/gfx9/ds_mla_row.h"
 #include "kernels/gpu.h"
 #include "kernels/params.h"
 

@@ -1,4 +1,4 @@
-// gather_context's kernel, for CUDA and HIP: rows of one chunk of cached context, from the pages where they lie into a
+// gather_context's kernel on AMD: rows of one chunk of cached context, from the pages where they lie into a
 // workspace, dequantised.
 //
 // A block finds where its rows lie, a thread each, and then copies them by groups of eight columns, all of a thread's
