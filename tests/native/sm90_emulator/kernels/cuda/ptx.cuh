@@ -17,6 +17,8 @@ inline int thread_index() { return emulator::machine.current; }
 
 inline void launch_dependents() {}
 
+inline void wait_for_previous_kernel() {}
+
 // Every lane reads for itself: the addresses of its matrices' rows are what it needs of the others.
 template <int kMatrices>
 void load_matrices(uint32_t (&r)[kMatrices], uint32_t shared, bool transposed) {
