@@ -26,6 +26,9 @@
 #if !defined(MLA_PREFILL_RESCALE_LATE)
 #define MLA_PREFILL_RESCALE_LATE 0
 #endif
+#if !defined(MLA_PREFILL_TURNS)
+#define MLA_PREFILL_TURNS 1
+#endif
 
 namespace mla::sm90_prefill {
 
@@ -223,12 +226,14 @@ __device__ __forceinline__ void finish_scores(const Sight& sight, int32_t block,
 // beside the other's products.
 template <class Format>
 __device__ __forceinline__ void await_turn(int group) {
-  if constexpr (Format::kFp8Values) ptx::barrier_sync(kTurnBarriers + group, kGroups * kGroupThreads);
+  if constexpr (MLA_PREFILL_TURNS && Format::kFp8Values)
+    ptx::barrier_sync(kTurnBarriers + group, kGroups * kGroupThreads);
 }
 
 template <class Format>
 __device__ __forceinline__ void give_turn(int group) {
-  if constexpr (Format::kFp8Values) ptx::barrier_arrive(kTurnBarriers + 1 - group, kGroups * kGroupThreads);
+  if constexpr (MLA_PREFILL_TURNS && Format::kFp8Values)
+    ptx::barrier_arrive(kTurnBarriers + 1 - group, kGroups * kGroupThreads);
 }
 
 // In 16 bits products take longer than softmax, and two groups' products side by side are faster than one's. Group 1
@@ -236,14 +241,14 @@ __device__ __forceinline__ void give_turn(int group) {
 // the other's products.
 template <class Format>
 __device__ __forceinline__ void await_start(int group) {
-  if constexpr (MLA_PREFILL_STAGGER && !Format::kFp8Values) {
+  if constexpr (MLA_PREFILL_STAGGER && !(MLA_PREFILL_TURNS && Format::kFp8Values)) {
     ptx::barrier_sync(kTurnBarriers + group, kGroups * kGroupThreads);
   }
 }
 
 template <class Format>
 __device__ __forceinline__ void give_start(int group) {
-  if constexpr (MLA_PREFILL_STAGGER && !Format::kFp8Values) {
+  if constexpr (MLA_PREFILL_STAGGER && !(MLA_PREFILL_TURNS && Format::kFp8Values)) {
     ptx::barrier_arrive(kTurnBarriers + 1 - group, kGroups * kGroupThreads);
   }
 }
