@@ -6,8 +6,8 @@
 // packing, gather and merging alone ("context"), mla_sparse_decode alone ("sparse", or "sparse:NAME" by that variant),
 // plans, updates and what is left ("others"), decode by that variant alone; a variant may be followed by dtypes
 // ("bf16", "f16", "e4m3fn"; "bf16/e4m3fn" of decode's queries and cache, "e4m3fn/bf16" of prefill's keys and values).
-// --time: device times instead of tests, of decode's cells (numbers of kCells in cuda_timing.h), with other tiles or
-// pages than usual. Exits with 1 at the first mismatch.
+// --time: device times instead of tests, of the cells (numbers of kCells in cuda_timing.h or of kPrefillCells) that
+// --cells names, decode's with other tiles or pages than usual. Exits with 1 at the first mismatch.
 #include <chrono>
 
 #include "tests/native/cuda_context_timing.h"
@@ -164,7 +164,7 @@ int main(int argc, char** argv) {
   if (!time) return mla::test::run_all(quick, variant);
   if (variant.rfind("prefill", 0) == 0) {
     for (const auto& each : mla::test::prefill_variants()) {
-      if (mla::test::timed(each, variant)) mla::test::time_prefill(each);
+      if (mla::test::timed(each, variant)) mla::test::time_prefill(each, cells);
     }
   } else if (variant == "context") {
     mla::test::time_context();

@@ -66,9 +66,11 @@ inline bool timed(const PrefillVariant& variant, const std::string& only) {
   return selected(variant, only) && (variant.dtype != DType::kF16 || only.find(',') != std::string::npos);
 }
 
-// The results of cells with few enough rows are compared with the oracle too.
-inline void time_prefill(const PrefillVariant& variant) {
-  for (const PrefillCell& cell : kPrefillCells) {
+// The results of cells with few enough rows are compared with the oracle too. `cells`: as is_listed knows them.
+inline void time_prefill(const PrefillVariant& variant, const std::string& cells) {
+  for (int number = 0; number < static_cast<int>(std::size(kPrefillCells)); ++number) {
+    if (!is_listed(number, cells)) continue;
+    const PrefillCell& cell = kPrefillCells[number];
     PrefillShapes shapes;
     shapes.variant = variant;
     shapes.heads = cell.heads;

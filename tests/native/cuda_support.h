@@ -22,6 +22,11 @@ inline void require(bool condition, const std::string& text) {
   std::exit(1);
 }
 
+// Whether a list of numbers with commas between them has this one; an empty list has all.
+inline bool is_listed(int number, const std::string& list) {
+  return list.empty() || ("," + list + ",").find("," + std::to_string(number) + ",") != std::string::npos;
+}
+
 inline void check(cudaError_t status) {
   require(status == cudaSuccess, std::string("CUDA: ") + cudaGetErrorString(status));
 }

@@ -167,9 +167,8 @@ inline void time_all(const std::string& only, const std::string& cells, const Fo
       same->push_back(&variant);
   }
   require(!selections.empty(), "this device has no variant " + only + " of mla_decode");
-  const std::string wanted = "," + cells + ",";
   for (int number = 0; number < static_cast<int>(std::size(kCells)); ++number) {
-    if (!cells.empty() && wanted.find("," + std::to_string(number) + ",") == std::string::npos) continue;
+    if (!is_listed(number, cells)) continue;
     for (const auto& selection : selections) time_cell(number, selection, forced);
   }
 }

@@ -17,6 +17,19 @@
 #include "kernels/prefill/sm90/output.cuh"
 #include "kernels/prefill/sm90/shape.h"
 
+#if !defined(MLA_PREFILL_LATE_WAIT)
+#define MLA_PREFILL_LATE_WAIT 1
+#endif
+#if !defined(MLA_PREFILL_STAGGER)
+#define MLA_PREFILL_STAGGER 1
+#endif
+#if !defined(MLA_PREFILL_RESCALE_LATE)
+#define MLA_PREFILL_RESCALE_LATE 0
+#endif
+#if !defined(MLA_PREFILL_TURNS)
+#define MLA_PREFILL_TURNS 1
+#endif
+
 namespace mla::sm90_prefill {
 
 template <class Format>
@@ -213,12 +226,31 @@ __device__ __forceinline__ void finish_scores(const Sight& sight, int32_t block,
 // beside the other's products.
 template <class Format>
 __device__ __forceinline__ void await_turn(int group) {
-  if constexpr (Format::kFp8Values) ptx::barrier_sync(kTurnBarriers + group, kGroups * kGroupThreads);
+  if constexpr (MLA_PREFILL_TURNS && Format::kFp8Values)
+    ptx::barrier_sync(kTurnBarriers + group, kGroups * kGroupThreads);
 }
 
 template <class Format>
 __device__ __forceinline__ void give_turn(int group) {
-  if constexpr (Format::kFp8Values) ptx::barrier_arrive(kTurnBarriers + 1 - group, kGroups * kGroupThreads);
+  if constexpr (MLA_PREFILL_TURNS && Format::kFp8Values)
+    ptx::barrier_arrive(kTurnBarriers + 1 - group, kGroups * kGroupThreads);
+}
+
+// In 16 bits products take longer than softmax, and two groups' products side by side are faster than one's. Group 1
+// begins a tile when group 0 has its first scores: a group's softmax, and what it does between tiles, then runs beside
+// the other's products.
+template <class Format>
+__device__ __forceinline__ void await_start(int group) {
+  if constexpr (MLA_PREFILL_STAGGER && !(MLA_PREFILL_TURNS && Format::kFp8Values)) {
+    ptx::barrier_sync(kTurnBarriers + group, kGroups * kGroupThreads);
+  }
+}
+
+template <class Format>
+__device__ __forceinline__ void give_start(int group) {
+  if constexpr (MLA_PREFILL_STAGGER && !(MLA_PREFILL_TURNS && Format::kFp8Values)) {
+    ptx::barrier_arrive(kTurnBarriers + 1 - group, kGroups * kGroupThreads);
+  }
 }
 
 template <class Format, bool kKeyMask>
@@ -231,7 +263,10 @@ __device__ __forceinline__ void attend_tiles(const PrefillParams& p, uint32_t me
   const Scaling scaling = scaling_of<Format>(p);
   Ring<Format::kStages> keys, values;
 
-  if (group != 0) give_turn<Format>(group);
+  if (group != 0) {
+    give_turn<Format>(group);
+    give_start<Format>(group);
+  }
   for (Ring<kTiles> tile_position;; tile_position.advance()) {
     ptx::mbarrier_wait(barrier_at(barriers, offsetof(Control, tile_full), tile_position.slot()),
                        tile_position.parity());
@@ -251,10 +286,13 @@ __device__ __forceinline__ void attend_tiles(const PrefillParams& p, uint32_t me
       Weights<Format> weights;
       float factor[2];
       ptx::mbarrier_wait(barrier_at(barriers, offsetof(Control, key_full), keys.slot()), keys.parity());
+      await_start<Format>(group);
       await_turn<Format>(group);
       score_block<Format>(queries, memory + Format::kKeysAt + keys.slot() * Format::kKeyBytes, score);
       give_turn<Format>(group);
+      if (group != 0) give_start<Format>(group);
       ptx::wgmma_wait<0>();
+      if (group == 0) give_start<Format>(group);
       finish_scores<Format, true, kKeyMask>(sight, block,
                                             barrier_at(barriers, offsetof(Control, key_empty), keys.slot()),
                                             control.key_words[keys.slot()], score);
@@ -262,10 +300,14 @@ __device__ __forceinline__ void attend_tiles(const PrefillParams& p, uint32_t me
       weigh_scores<Format>(scaling.scale, score, rows, factor);
       pack_weights<Format>(score, weights);
 
-      const auto step = [&](auto masked) {
+      const auto await_keys = [&] {
         ptx::mbarrier_wait(barrier_at(barriers, offsetof(Control, key_full), keys.slot()), keys.parity());
+      };
+      const auto step = [&](auto masked) {
+        if (!MLA_PREFILL_LATE_WAIT) await_keys();
         await_turn<Format>(group);
         score_block<Format>(queries, memory + Format::kKeysAt + keys.slot() * Format::kKeyBytes, score);
+        if constexpr (MLA_PREFILL_RESCALE_LATE) rescale(factor, out);
         ptx::mbarrier_wait(barrier_at(barriers, offsetof(Control, value_full), values.slot()), values.parity());
         accumulate_block<Format>(weights, memory + Format::kValuesAt + values.slot() * Format::kValueBytes, out);
         give_turn<Format>(group);
@@ -275,13 +317,16 @@ __device__ __forceinline__ void attend_tiles(const PrefillParams& p, uint32_t me
             control.key_words[keys.slot()], score);
         keys.advance();
         weigh_scores<Format>(scaling.scale, score, rows, factor);
+        // The loop of this wait keeps the compiler from waiting for the output before it computes the weights.
+        if (MLA_PREFILL_LATE_WAIT && block > 0) await_keys();
         ptx::wgmma_wait<0>();
         ptx::hold(out);
         if (lane == 0) ptx::mbarrier_arrive(barrier_at(barriers, offsetof(Control, value_empty), values.slot()));
         values.advance();
-        rescale(factor, out);
+        if constexpr (!MLA_PREFILL_RESCALE_LATE) rescale(factor, out);
         pack_weights<Format>(score, weights);
       };
+      if (MLA_PREFILL_LATE_WAIT && block > 0) await_keys();
       --block;
       const int32_t partial = sight.first > 0 ? 1 : 0;  // block 0 then has keys before the request's
       do {
@@ -291,6 +336,7 @@ __device__ __forceinline__ void attend_tiles(const PrefillParams& p, uint32_t me
         for (; block >= partial; --block) step(std::false_type{});
       } while (Format::kKeyAlignment > 1 && block >= 0);
 
+      if constexpr (MLA_PREFILL_RESCALE_LATE) rescale(factor, out);
       ptx::mbarrier_wait(barrier_at(barriers, offsetof(Control, value_full), values.slot()), values.parity());
       accumulate_block<Format>(weights, memory + Format::kValuesAt + values.slot() * Format::kValueBytes, out);
       ptx::wgmma_wait<0>();

@@ -14,6 +14,10 @@
 #include "kernels/prefill/sm90/clear.cuh"
 #include "kernels/prefill/sm90/loads.cuh"
 
+#if !defined(MLA_PREFILL_DEPENDENT)
+#define MLA_PREFILL_DEPENDENT 1
+#endif
+
 namespace mla::sm90_prefill {
 
 // By one thread.
@@ -54,6 +58,10 @@ __global__ void __launch_bounds__(kThreads, 1)
     if constexpr (!Format::kFp8Values) ptx::prefetch_tensor_map(&maps.values);
     init_barriers<Format::kStages>(control);
   }
+#if MLA_PREFILL_DEPENDENT
+  ptx::wait_for_previous_kernel();
+  ptx::launch_dependents();
+#endif
   ptx::barrier_sync(kStartBarrier, kThreads);
 
   if (warp < kAttendWarps) {

@@ -36,24 +36,56 @@ __device__ __forceinline__ int32_t count_tiles(const PrefillParams& p, int32_t b
   return __reduce_add_sync(0xFFFFFFFF, sum);  // in a uniform register, as then all that follows from it
 }
 
-// A head's tile number `rank` in the order of their lengths, by a whole warp, to shared memory. There are more than
-// `rank`.
+// No tile needs more blocks, by a whole warp.
 template <class Format>
-__device__ __forceinline__ void find_tile(const PrefillParams& p, int32_t rank, Tile& target) {
-  int32_t blocks = 0, longer = 0;  // the tile has this many blocks, so many tiles have more
-  int32_t too_many = (static_cast<int32_t>(p.stored) - 1) / kBlockKeys + 2;
+__device__ __forceinline__ int32_t most_blocks(const PrefillParams& p) {
+  int32_t most = 0;
+#pragma unroll 1
+  for (int32_t i = threadIdx.x % 32; i < p.batch + 2; i += 32) {
+    const Request r = read_request<kTileQueries>(p, i);
+    const int32_t blocks = (r.kv_end - Format::origin(r.kv_begin) + kBlockKeys - 1) / kBlockKeys;
+    most = blocks > most ? blocks : most;
+  }
+  return __reduce_max_sync(0xFFFFFFFF, most);
+}
+
+// How many blocks a head's tile number `rank` has, in the order of their lengths, and which tiles have as many: by a
+// whole warp. There are more than `rank`. Ranks rise while a group of heads lasts, so the last answer often holds, and
+// else bounds this one.
+template <class Format>
+__device__ __forceinline__ void find_level(const PrefillParams& p, int32_t rank, Progress& progress) {
+  if (rank >= progress.level_begin && rank < progress.level_end) return;
+  const bool further = rank >= progress.level_end;
+  int32_t blocks = 0, end = static_cast<int32_t>(progress.head_tiles);  // the tiles before `end` have so many or more
+  int32_t too_many = further ? progress.level_blocks : progress.most_blocks + 1;
+  int32_t begin = further ? progress.level_end : 0;  // those before `begin` have too many
 #pragma unroll 1
   while (blocks + 1 < too_many) {
     const int32_t middle = (blocks + too_many) / 2;
     const int32_t count = count_tiles<Format>(p, middle);
     if (count > rank) {
       blocks = middle;
+      end = count;
     } else {
       too_many = middle;
-      longer = count;
+      begin = count;
     }
   }
-  rank -= longer;
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) {
+    progress.level_blocks = blocks;
+    progress.level_begin = begin;
+    progress.level_end = end;
+  }
+  __syncwarp();
+}
+
+// A head's tile number `rank`, by a whole warp, to shared memory.
+template <class Format>
+__device__ __forceinline__ void find_tile(const PrefillParams& p, int32_t rank, Progress& progress, Tile& target) {
+  find_level<Format>(p, rank, progress);
+  const int32_t blocks = progress.level_blocks;
+  rank -= progress.level_begin;
   const int lane = threadIdx.x % 32;
 #pragma unroll 1
   for (int32_t first = 0; first < p.batch + 2; first += 32) {
@@ -100,7 +132,8 @@ __device__ __forceinline__ void start_progress(const PrefillParams& p, const Sch
   const uint32_t tiles = static_cast<uint32_t>(head_tiles) * schedule.group_heads;
   // Causal: a group begins with a round, since what a round lacks are then the shortest tiles.
   const uint32_t places = p.causal ? (tiles + gridDim.x - 1) / gridDim.x * gridDim.x : tiles;
-  if (threadIdx.x % 32 == 0) progress = {static_cast<uint32_t>(head_tiles), places, 0, 0};
+  const int32_t most = most_blocks<Format>(p);
+  if (threadIdx.x % 32 == 0) progress = {static_cast<uint32_t>(head_tiles), places, 0, 0, most, most + 1, 0, 0};
   __syncwarp();
 }
 
@@ -128,7 +161,7 @@ __device__ __forceinline__ bool next_tile(const PrefillParams& p, const Schedule
     }
     __syncwarp();
     if (!found) continue;
-    find_tile<Format>(p, static_cast<int32_t>(rank), target);
+    find_tile<Format>(p, static_cast<int32_t>(rank), progress, target);
     return true;
   }
   return false;

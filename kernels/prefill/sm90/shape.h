@@ -65,6 +65,9 @@ struct Progress {
   uint32_t group_places;  // over which the tiles of a group of heads are dealt
   uint32_t round;         // the next
   uint32_t tiles;         // found
+  int32_t most_blocks;    // that a tile may need
+  // Tiles with as many blocks as the one found last: their ranks among a head's.
+  int32_t level_blocks, level_begin, level_end;
 };
 
 // Small things in shared memory, behind the arrays.
