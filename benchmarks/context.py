@@ -4,7 +4,8 @@
 
 Appends its rows to benchmarks/results/context.jsonl: new tokens over cached ones, in chunks; the attention and the
 up-projection of the same chunks alone, from keys and values that are already there; and the reference's path (gather,
-einsum, concatenate, cast, attend, merge); with the temporary memory that XLA says each takes. helpers.py times the
+einsum, concatenate, cast, attend, merge). Each has two times, as power.py says. "temporary_of_sum" is the temporary
+memory that XLA says it takes over that of the workspace, a chunk's keys and values, and the carry. helpers.py times the
 memory-bound parts.
 """
 
@@ -20,11 +21,13 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import jax
 import jax.numpy as jnp
 import numpy as np
+import power
 import record
+from failures import Failures
 from jitted import Jitted
 
 import jax_mla
-from jax_mla.bench import ceilings, timing
+from jax_mla.bench import ceilings
 
 SCALE = 192**-0.5
 PAGE = 64
@@ -56,8 +59,9 @@ def scan(new: int, cached: int, heads: int, workspace: int) -> list[Jitted]:
         state = jnp.zeros((new, heads, 128)), jnp.full((new, heads), -jnp.inf)
 
         def chunk(_, carry):
-            # The latents differ from chunk to chunk in all but their values, lest XLA multiply them once.
-            kv_up = jnp.einsum("nl,lhv->nhv", latent + carry[1][0, 0].astype(BF16) * 0, w_kv_b)
+            # Tied to the carry, lest XLA multiply the same latents once for all chunks.
+            tied, carry = jax.lax.optimization_barrier((latent, carry))
+            kv_up = jnp.einsum("nl,lhv->nhv", tied, w_kv_b)
             return jax_mla.mla_prefill(
                 q, k, kv_up, cu_q_lens, cu_kv_lens, causal=False, scale=SCALE, value_offset=128, carry=carry
             )
@@ -71,6 +75,11 @@ def scan(new: int, cached: int, heads: int, workspace: int) -> list[Jitted]:
         Jitted("attention and up-projection", bare, q, ready),
         Jitted("xla", whole("xla"), q, operands),
     ]
+
+
+def memory(new: int, heads: int, workspace: int) -> int:
+    """Bytes of the workspace, of a chunk's keys and up-projection, whose half are the values, and of the carry."""
+    return workspace * (576 + heads * (192 + 256)) * 2 + new * heads * (128 + 1) * 4
 
 
 def difference(a, b) -> float:
@@ -89,6 +98,7 @@ def main() -> int:
     parser.add_argument("--dry-run", action="store_true", help="print, and append nothing")
     arguments = parser.parse_args()
     tokens, heads, gpu = arguments.tokens, arguments.heads, jax.default_backend() != "cpu"
+    failures = Failures()
     for _ in range(arguments.runs):
         kept = record.Run("context", jax.devices()[0].device_kind if gpu else record.cpu_name(), PACKAGES)
         copy = next(iter(ceilings.measure(gpu, 0.02)))
@@ -97,16 +107,20 @@ def main() -> int:
             contestants = scan(arguments.new, chunks * tokens, heads, tokens)
             if chunks > 2:  # the reference's path is slow, and its time per chunk is known by then
                 contestants.pop()
-            times = timing.take_turns(contestants, 4, 0.02)
+            times = [power.measure(contestant) for contestant in contestants]
             error = difference(contestants[0].out(), contestants[-1].out()) if chunks <= 2 else None
             for contestant, time in zip(contestants, times, strict=True):
+                if not all(np.isfinite(x).all() for x in contestant.out()):  # a GPU multiplies NaN with less power
+                    failures.add(f"{contestant.name}, {chunks} chunks: not finite")
                 kept.add(
-                    "mla_context", [arguments.new, chunks * tokens, heads], contestant.name, time.us, error=error,
-                    ratio=time.us / times[1].us, temporary_bytes=contestant.temporary_bytes,
+                    "mla_context", [arguments.new, chunks * tokens, heads], contestant.name, time.burst, error=error,
+                    ratio=time.burst / times[1].burst, sustained_us=time.sustained,
+                    sustained_ratio=time.sustained / times[1].sustained, temporary_bytes=contestant.temporary_bytes,
+                    temporary_of_sum=contestant.temporary_bytes / memory(arguments.new, heads, tokens),
                 )  # fmt: skip
         if not arguments.dry_run:
             kept.save()
-    return 0
+    return failures.exit_status
 
 
 if __name__ == "__main__":

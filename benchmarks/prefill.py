@@ -3,8 +3,7 @@
     python -P benchmarks/prefill.py [--dtype bf16 fp8 ..] [--cells 0 2 ..] [--runs N] [--dry-run]
 
 Appends its rows to benchmarks/results/prefill.jsonl. A large GPU is limited by power here, so each contestant has two
-times: burst, after a quarter of a second without work, and sustained, after 150 ms of the same work. peers/__init__.py
-says where the peers come from.
+times, as power.py says. peers/__init__.py says where the peers come from.
 """
 
 from __future__ import annotations
@@ -13,9 +12,7 @@ import argparse
 import dataclasses
 import functools
 import pathlib
-import statistics
 import sys
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,6 +22,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import jax
 import jax.numpy as jnp
 import numpy as np
+import power
 import record
 from jitted import Jitted
 
@@ -33,7 +31,7 @@ from jax_mla.bench import ceilings
 
 SCALE = 192**-0.5
 SAMPLE = 32  # query tokens of each sequence compared with float64
-IDLE, LOAD = 0.25, 0.15  # seconds before a burst, and before what counts as sustained
+E4M3FN = jnp.float8_e4m3fn
 PACKAGES = ("jax", "jaxlib", "jax-cuda13-plugin", "numpy", "torch", "vllm")
 
 
@@ -141,6 +139,16 @@ def padded_cudnn(inputs: Inputs) -> Jitted:
     return Jitted("jax cudnn, padded", call, inputs.q, (inputs.k, values))
 
 
+def coded_values(inputs: Inputs, dtype: str, implementation: str) -> tuple[Any, dict[str, Any]]:
+    """The values beside queries and keys in fp8, as the implementation takes them, and the call's options."""
+    if dtype == "mixed":
+        return inputs.kv_up, {"value_offset": 128}
+    if implementation.partition(":")[0] != "cuda":
+        return inputs.kv_up[..., 128:].astype(E4M3FN), {}
+    no_rope = jnp.zeros((inputs.kv_up.shape[0], 64), inputs.kv_up.dtype)
+    return jax_mla.pack_kv_fp8(inputs.kv_up, no_rope, dtype=E4M3FN, values="kernel")[1], {}
+
+
 def contestants(inputs: Inputs, dtype: str, names: Sequence[str], peers: Any) -> tuple[list[Any], Any]:
     """Who takes the cell, and the operands as float64 has to see them."""
     seen = inputs.q[0], inputs.k, inputs.kv_up[..., 128:]
@@ -151,12 +159,13 @@ def contestants(inputs: Inputs, dtype: str, names: Sequence[str], peers: Any) ->
         ]
         makers += [functools.partial(padded_cudnn, inputs)] * (peers is not None)
     else:
-        coded = dataclasses.replace(inputs, q=tuple(x.astype(jnp.float8_e4m3fn) for x in inputs.q))
-        k = inputs.k.astype(jnp.float8_e4m3fn)
-        v = inputs.kv_up if dtype == "mixed" else inputs.kv_up[..., 128:].astype(jnp.float8_e4m3fn)
-        options = {"value_offset": 128} if dtype == "mixed" else {}
-        makers = [functools.partial(native, name, name, coded, (k, v), options) for name in names]
-        seen = coded.q[0], k, v[..., -128:]
+        coded = dataclasses.replace(inputs, q=tuple(x.astype(E4M3FN) for x in inputs.q))
+        k, values = inputs.k.astype(E4M3FN), inputs.kv_up[..., 128:]
+        makers = []
+        for name in names:
+            v, options = coded_values(inputs, dtype, name)
+            makers.append(functools.partial(native, name, name, coded, (k, v), options))
+        seen = coded.q[0], k, values if dtype == "mixed" else values.astype(E4M3FN)
     makers += [functools.partial(make, inputs, dtype) for make in (peers.PREFILL if peers is not None else ())]
     found = []
     for make in makers:
@@ -165,21 +174,6 @@ def contestants(inputs: Inputs, dtype: str, names: Sequence[str], peers: Any) ->
         except (NotImplementedError, ValueError, jax.errors.JaxRuntimeError) as error:
             print(f"left out: {dtype} {inputs.cell}: {str(error).splitlines()[0]}", file=sys.stderr)
     return found, seen
-
-
-def burst_and_sustained(contestant: Any) -> tuple[float, float]:
-    """Microseconds a call, medians of nine runs."""
-    contestant.seconds(2)  # a warm-up, and the capture of the graph
-    run = max(contestant.seconds(1), 1e-6)
-
-    def measure() -> float:
-        return statistics.median(contestant.seconds(1) for _ in range(9)) / contestant.calls * 1e6
-
-    time.sleep(IDLE)
-    contestant.seconds(2)
-    burst = measure()
-    contestant.seconds(int(LOAD / run) + 1)
-    return burst, measure()
 
 
 def main() -> int:
@@ -207,7 +201,7 @@ def main() -> int:
                 found, seen = contestants(inputs, dtype, arguments.implementations, peers)
                 rows, exact = truth(inputs, seen)
                 for contestant in found:
-                    burst, sustained = burst_and_sustained(contestant)
+                    burst, sustained = power.measure(contestant)
                     wrong = np.asarray(contestant.out(), np.float64)[rows] - exact
                     kept.add(
                         "mla_prefill", cell.key, contestant.name, burst, dtype=dtype, causal=cell.causal,

@@ -201,6 +201,27 @@ def mla_context(
     return scan(call, q, cache, page_table, plan, w_kv_b, cu_q_lens, layer, k_scale, carry)
 
 
+# Plans with room for more chunks run a loop of as many steps as there are chunks.
+_SKIPPED_CHUNKS = 16
+
+_State = tuple[jax.Array, jax.Array]
+
+
+def _over_chunks(attend: Callable[[jax.Array, _State], _State], plan: ContextPlan, state: _State) -> _State:
+    """attend(chunk, state) over the plan's chunks in order.
+
+    On a GPU the host reads the condition of a loop of unknown length, and the device waits for it at each step. A
+    conditional is captured in a graph and decided on the device: a step that has no chunk costs a graph's launch.
+    """
+    if plan.max_chunks > _SKIPPED_CHUNKS:
+        return jax.lax.fori_loop(0, jnp.minimum(plan.num_chunks, plan.max_chunks), attend, state)
+
+    def step(chunk: jax.Array, state: _State) -> _State:
+        return jax.lax.cond(chunk < plan.num_chunks, functools.partial(attend, chunk), lambda state: state, state)
+
+    return jax.lax.fori_loop(0, plan.max_chunks, step, state)
+
+
 @dataclasses.dataclass(frozen=True)
 class _Call:
     """What is static in one call of mla_context."""
@@ -226,7 +247,7 @@ def _scan(call: _Call, q, cache, page_table, plan: ContextPlan, w_kv_b, cu_q_len
         readable_layer=layer is None or (layer >= 0) & (layer < cache.shape[0]),
     )  # fmt: skip
 
-    def attend(chunk: jax.Array | int, carry: tuple[jax.Array, jax.Array] | None) -> tuple[jax.Array, jax.Array]:
+    def attend(chunk: jax.Array | int, carry: _State | None) -> _State:
         latent, rope = gather_context(
             cache, page_table, starts[chunk], cu_kv_lens[chunk], workspace_tokens=plan.workspace_tokens,
             dtype=reference.latent_dtype(q, w_kv_b), layer=layer, k_scale=k_scale, implementation=call.implementation,
@@ -247,7 +268,7 @@ def _scan(call: _Call, q, cache, page_table, plan: ContextPlan, w_kv_b, cu_q_len
     state = reference.varying_like(
         empty if carry is None else carry, q, cache, page_table, plan, w_kv_b, cu_q_lens, layer, k_scale, carry
     )
-    out, lse = jax.lax.fori_loop(0, jnp.minimum(plan.num_chunks, plan.max_chunks), attend, state)
+    out, lse = _over_chunks(attend, plan, state)
     return (out.astype(q.dtype) if carry is None else out), lse
 
 

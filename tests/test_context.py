@@ -395,14 +395,15 @@ def test_context_and_new_tokens_are_the_whole_sequence(implementation):
 
 
 @native_only
-def test_replays_call_no_handler(implementation):
-    """A step of one chunk, captured once on a GPU: later steps follow the device's lengths and queries."""
-    lengths, q_lens, sizes = (40, 0, 17), (2, 1, 3), {"workspace_tokens": 64, "page_size": PAGE}
+@pytest.mark.parametrize(("workspace", "max_chunks"), [(64, 1), (32, 4)])
+def test_replays_call_no_handler(workspace, max_chunks, implementation):
+    """Steps captured once on a GPU: later ones follow the device's lengths, numbers of chunks and queries."""
+    lengths, q_lens, sizes = (40, 0, 17), (2, 1, 3), {"workspace_tokens": workspace, "page_size": PAGE}
     q, cache, table, w_kv_b, cu = setup(lengths, q_lens)
     module = _ffi.MODULES[implementation.partition(":")[0]]
 
     def step(state):
-        plan = plan_context(state["lengths"], **sizes, max_chunks=1)
+        plan = plan_context(state["lengths"], **sizes, max_chunks=max_chunks)
         out, lse = mla_context(
             state["q"], cache, table, plan, w_kv_b, cu_q_lens=cu, scale=SCALE, implementation=implementation
         )
@@ -414,18 +415,34 @@ def test_replays_call_no_handler(implementation):
     state = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))(state)  # XLA's own memory, so that it can be donated
     options = {"xla_gpu_graph_min_graph_size": 1} if on_gpu() else {}
     program = jax.jit(step, donate_argnums=0, compiler_options=options).lower(state).compile()
-    made = []
+    made, chunks = [], []
     for _ in range(6):
         q, lengths = np.asarray(state["q"]), np.asarray(state["lengths"])
+        chunks.append(int(plan_context(lengths, **sizes).num_chunks))
         truth = oracle.context(q, cache, table, lengths, w_kv_b, cu_q_lens=cu, scale=SCALE, dtype=ml_dtypes.bfloat16)
         before = sum(module.handler_calls().values())
         state = program(state)
         oracle.assert_attention((state["out"], state["lse"]), truth, 1e-2)
         made.append(sum(module.handler_calls().values()) - before)
-    each = 3  # gather, packing, attention
-    assert made[:2] == [each, each]
-    # As in test_graphs.py: the first run warms up, the second captures, before the third temporary memory may move.
-    assert made[3:] == [0 if on_gpu() else each] * 3
+    assert chunks == [1] * 6 if max_chunks == 1 else set(chunks) == {1, 2}
+    each = [3 * n for n in chunks]  # gather, packing, attention
+    if on_gpu():  # as in test_graphs.py: the first runs warm up and capture, then temporary memory may move
+        assert made[3:] == [0] * 3
+    else:
+        assert made == each
+
+
+def test_room_for_more_chunks_changes_nothing(implementation):
+    """The same bits from a plan without room to spare, from steps that are left out, and from a loop of as many."""
+    lengths = (64, 0, 37)
+    q, cache, table, w_kv_b, cu = setup(lengths, (2, 1, 3))
+    run, found = compiled(implementation), []
+    for max_chunks in (4, 8, 32):
+        plan = plan_context(lengths, workspace_tokens=32, page_size=PAGE, max_chunks=max_chunks)
+        assert plan.num_chunks == 4
+        found.append(run(q, cache, table, plan, w_kv_b, cu_q_lens=cu))
+    assert_same_bits(found[0], found[1])
+    assert_same_bits(found[0], found[2])
 
 
 def test_no_context_at_all(implementation):
