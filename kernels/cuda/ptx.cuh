@@ -92,8 +92,8 @@ __device__ __forceinline__ void store_words(void* target, uint32_t a, uint32_t b
 #else
 #define MLA_STORE "st.global.v4.b32"
 #endif
-  asm volatile(MLA_STORE " [%0], {%1, %2, %3, %4};\n" ::"l"(__cvta_generic_to_global(target)), "r"(a), "r"(b),
-               "r"(c), "r"(d)
+  asm volatile(MLA_STORE " [%0], {%1, %2, %3, %4};\n" ::"l"(__cvta_generic_to_global(target)), "r"(a), "r"(b), "r"(c),
+               "r"(d)
                : "memory");
 }
 

@@ -40,8 +40,7 @@ Error launch_update(const UpdateCacheParams& params, const Device& device) {
 #define JAX_MLA_UPDATE_STUDY 0
 #endif
   const int32_t claiming = JAX_MLA_UPDATE_STUDY == 1 ? 0 : ceil_div(params.tokens, kUpdateThreads);
-  const int32_t storing =
-      JAX_MLA_UPDATE_STUDY == 3 ? 0 : ceil_div(params.tokens, UpdateShape<Element>::kBlockTokens);
+  const int32_t storing = JAX_MLA_UPDATE_STUDY == 3 ? 0 : ceil_div(params.tokens, UpdateShape<Element>::kBlockTokens);
   int32_t major = 0;
   Error error = device_attribute(&major, cudaDevAttrComputeCapabilityMajor, device);
   if (error.empty()) {

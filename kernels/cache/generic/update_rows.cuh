@@ -109,26 +109,26 @@ __device__ __forceinline__ void update_tokens(const UpdateCacheParams& p, int64_
     const DsMlaScales<kDsMlaGroup / kCount, kSteps> scales(latent, p.power_of_two_scales);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      unsigned char* const to = shuffle_address(target, Steps::row(step, lane) * kSlotLanes);
+      unsigned char* const to = address_of_row<kTokens>(target, Steps::row(step, lane));
       const float scale = scales.scale(step), reciprocal = scales.reciprocal(step);
       if (to == nullptr) continue;
       store_group(to + Steps::group(step, lane) * kCount, ds_mla_codes(latent[step], scale, reciprocal));
     }
     const int step = scales.own_step();
-    unsigned char* const to = shuffle_address(target, Steps::row(step, lane) * kSlotLanes);
+    unsigned char* const to = address_of_row<kTokens>(target, Steps::row(step, lane));
     if (to != nullptr && scales.is_first_with_it()) {
       reinterpret_cast<float*>(to + kLatent)[Steps::group(step, lane) * kCount / kDsMlaGroup] = scales.own_scale();
     }
   } else {
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      unsigned char* const to = shuffle_address(target, Steps::row(step, lane) * kSlotLanes);
+      unsigned char* const to = address_of_row<kTokens>(target, Steps::row(step, lane));
       if (to == nullptr) continue;
       store_group(to + Steps::group(step, lane) * kCount * sizeof(Latent),
                   store_as<Latent>(latent[step], divide, p.saturate));
     }
   }
-  unsigned char* const to = shuffle_address(target, rope_row % kTokens * kSlotLanes);
+  unsigned char* const to = address_of_row<kTokens>(target, rope_row % kTokens);
   if (!has_rope || to == nullptr) return;
   store_group(to + Layout::kRopeByte + rope_group * kCount * sizeof(Rope), store_as<Rope>(rope, divide, p.saturate));
 }

@@ -33,8 +33,10 @@ struct GatherShape {
   static constexpr int kBlockRows = kGatherThreads / kWarp * kRows;
   static constexpr int kBlockPieces = kGatherThreads * JAX_MLA_GATHER_PIECES;
   static int64_t blocks(int64_t rows) {
-    if constexpr (kRows == 0) return (rows * kRowGroups + kBlockPieces - 1) / kBlockPieces;
-    else return (rows + kBlockRows - 1) / kBlockRows;
+    if constexpr (kRows == 0)
+      return (rows * kRowGroups + kBlockPieces - 1) / kBlockPieces;
+    else
+      return (rows + kBlockRows - 1) / kBlockRows;
   }
 };
 
@@ -102,7 +104,7 @@ __device__ __forceinline__ void gather_by_rows(const GatherContextParams& p) {
 
   const unsigned char* sources[Shape::kRows];
 #pragma unroll
-  for (int i = 0; i < Shape::kRows; ++i) sources[i] = shuffle_address(source, i * kSlotLanes);
+  for (int i = 0; i < Shape::kRows; ++i) sources[i] = address_of_row<Shape::kRows>(source, i);
   GroupBits<Latent, kCount> latent[kSteps];
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
@@ -113,11 +115,11 @@ __device__ __forceinline__ void gather_by_rows(const GatherContextParams& p) {
   }
   GroupBits<Rope, kCount> rope;
   const bool has_rope = row < Shape::kRows;
-  const unsigned char* const rope_source = shuffle_address(source, row % Shape::kRows * kSlotLanes);
+  const unsigned char* const rope_source = address_of_row<Shape::kRows>(source, row % Shape::kRows);
   float scale = 1;  // or the one of the row's that this lane has
   if (has_rope && rope_source != nullptr) {
-    rope = load_group<Rope, kCount, /*kOnce=*/true>(rope_source + Layout::kRopeByte +
-                                                    rope_group * kCount * sizeof(Rope));
+    rope =
+        load_group<Rope, kCount, /*kOnce=*/true>(rope_source + Layout::kRopeByte + rope_group * kCount * sizeof(Rope));
   }
   if (kOwnScales && source != nullptr) {
     scale = read_only(reinterpret_cast<const float*>(source + kLatent) + lane % kScales);
