@@ -32,8 +32,8 @@ __device__ __forceinline__ GroupBits<Element, kCount> load_group(const void* sou
   GroupBits<Element, kCount> bits;
   static_assert(sizeof(bits) == sizeof(Words));
   const auto* address = static_cast<const Words*>(source);
-#if defined(JAX_MLA_TUNE) && JAX_MLA_TUNE == 2
-  const Words words = kOnce ? ptx::load_past_l1(address) : __ldg(address);
+#if defined(JAX_MLA_LOADS) && JAX_MLA_LOADS == 1
+  const Words words = __ldg(address);
 #else
   const Words words = kOnce ? __ldcs(address) : __ldg(address);
 #endif

@@ -87,30 +87,15 @@ __device__ __forceinline__ void mma_m16n8k16<__half>(float (&d)[4], const uint32
 
 // 16 bytes in one access: the compiler takes some stores of a uint4 apart.
 __device__ __forceinline__ void store_words(void* target, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
-  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};\n" ::"l"(__cvta_generic_to_global(target)), "r"(a), "r"(b),
-               "r"(c), "r"(d)
+#if defined(JAX_MLA_STORES) && JAX_MLA_STORES == 1
+#define MLA_STORE "st.global.cs.v4.b32"
+#else
+#define MLA_STORE "st.global.v4.b32"
+#endif
+  asm volatile(MLA_STORE " [%0], {%1, %2, %3, %4};\n" ::"l"(__cvta_generic_to_global(target)), "r"(a), "r"(b), "r"(c),
+               "r"(d)
                : "memory");
 }
-
-#if defined(JAX_MLA_TUNE) && JAX_MLA_TUNE == 2
-__device__ __forceinline__ uint4 load_past_l1(const uint4* source) {
-  uint4 x;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\n"
-               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-               : "l"(source));
-  return x;
-}
-__device__ __forceinline__ uint2 load_past_l1(const uint2* source) {
-  uint2 x;
-  asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];\n" : "=r"(x.x), "=r"(x.y) : "l"(source));
-  return x;
-}
-__device__ __forceinline__ uint32_t load_past_l1(const uint32_t* source) {
-  uint32_t x;
-  asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];\n" : "=r"(x) : "l"(source));
-  return x;
-}
-#endif
 
 #if __CUDA_ARCH__ >= 890
 // Two e4m3fn values, the first in the low byte: a half holds them exactly.

@@ -34,4 +34,11 @@ __device__ __forceinline__ T* shuffle_address(T* address, int from) {
   return reinterpret_cast<T*>(uint64_t{high} << 32 | low);
 }
 
+// The address of a row, of kRows that a warp has: kWarp / kRows lanes hold that of each.
+template <int kRows, class T>
+__device__ __forceinline__ T* address_of_row(T* address, int row) {
+  if constexpr (kRows == 1) return address;
+  return shuffle_address(address, row * (kWarp / kRows));
+}
+
 }  // namespace mla

@@ -20,7 +20,7 @@ struct Owners {
 
   const UpdateCacheParams& p;
 
-  // The entries are a power of two, the scratch's every word.
+  // The entries are a power of two, the scratch's every word; the last one is no place of the table.
   __device__ uint32_t mask() const { return 2 * static_cast<uint32_t>(p.owner_slots) - 1; }
 
   __device__ uint32_t home(int32_t slot) const {
@@ -41,10 +41,19 @@ struct Owners {
     return !in_cache(p, slot) || ((place - home(slot)) & mask()) >= kReach;
   }
 
+  // A token that a later one supersedes, if there is any; it is checked likewise.
+  __device__ int32_t* superseded() const { return p.owners + mask(); }
+
+  __device__ bool has_duplicates() const {
+    const int32_t token = __ldcg(superseded()), slot = slot_of(token);
+    return in_cache(p, slot) && !owned_by(slot, token);
+  }
+
   __device__ void claim(int32_t slot, int32_t token) const {
 #pragma unroll 1
     for (uint32_t tries = 0; tries < kReach; ++tries) {
       const uint32_t place = (home(slot) + tries) & mask();
+      if (place == mask()) continue;
       int32_t entry = read(place);
       while (is_free(entry, place)) {
         const int32_t found = atomicCAS(p.owners + place, entry, token);
@@ -52,23 +61,31 @@ struct Owners {
         entry = found;
       }
       if (slot_of(entry) != slot) continue;
+      if (entry != token) *superseded() = min(entry, token);
       if (entry < token) atomicMax(p.owners + place, token);
       return;
     }
+    if (has_later(slot, token)) *superseded() = token;
   }
 
   // After all claims.
   __device__ bool owned_by(int32_t slot, int32_t token) const {
 #pragma unroll 1
     for (uint32_t tries = 0; tries < kReach; ++tries) {
-      const int32_t entry = read((home(slot) + tries) & mask());
+      const uint32_t place = (home(slot) + tries) & mask();
+      if (place == mask()) continue;
+      const int32_t entry = read(place);
       if (entry == token) return true;
       if (slot_of(entry) == slot) return false;
     }
-    for (int32_t later = token + 1; later < p.tokens; ++later) {  // its reach is full of other slots
-      if (p.slot_mapping[later] == slot) return false;
+    return !has_later(slot, token);  // its reach is full of other slots
+  }
+
+  __device__ bool has_later(int32_t slot, int32_t token) const {
+    for (int32_t later = token + 1; later < p.tokens; ++later) {
+      if (p.slot_mapping[later] == slot) return true;
     }
-    return true;
+    return false;
   }
 };
 

@@ -5,62 +5,73 @@
 namespace mla {
 namespace {
 
-__global__ void __launch_bounds__(kClaimThreads) claim_kernel(const __grid_constant__ UpdateCacheParams p) {
-  claim_slot(p);
+template <class Element, class Stored>
+__global__ void __launch_bounds__(kUpdateThreads) update_few_kernel(const __grid_constant__ UpdateCacheParams p) {
+  update_few<Element, Stored>(p);
 }
 
 template <class Element, class Stored>
-__global__ void __launch_bounds__(kUpdateThreads) update_kernel(const __grid_constant__ UpdateCacheParams p) {
-  update_rows<Element, Stored>(p);
+__global__ void __launch_bounds__(kUpdateThreads)
+    update_many_kernel(const __grid_constant__ UpdateCacheParams p, int32_t claiming) {
+  update_many<Element, Stored>(p, claiming);
 }
 
-LaunchShape shape_of(int64_t tokens, int64_t a_block, int threads) {
+template <class Element, class Stored>
+__global__ void __launch_bounds__(kUpdateThreads) restore_last_kernel(const __grid_constant__ UpdateCacheParams p) {
+  restore_last<Element, Stored>(p);
+}
+
+int32_t ceil_div(int64_t a, int64_t b) { return static_cast<int32_t>((a + b - 1) / b); }
+
+LaunchShape blocks(int32_t count) {
   LaunchShape shape;
-  shape.grid = dim3(static_cast<unsigned>((tokens + a_block - 1) / a_block));
-  shape.block = dim3(threads);
+  shape.grid = dim3(static_cast<unsigned>(count));
+  shape.block = dim3(kUpdateThreads);
   return shape;
 }
 
 template <class Element, class Stored>
-Error launch_update(const UpdateCacheParams& params, const Device& device, bool dependent) {
-  LaunchShape shape = shape_of(params.tokens, UpdateShape<Element>::kBlockTokens, kUpdateThreads);
-  shape.dependent = dependent;
-  return launch("update_cache", update_kernel<Element, Stored>, shape, device, params);
+Error launch_update(const UpdateCacheParams& params, const Device& device) {
+  if (params.owner_slots == 0) {
+    return launch("update_cache", update_few_kernel<Element, Stored>,
+                  blocks(ceil_div(params.tokens, kUpdateThreads / kWarp)), device, params);
+  }
+#ifndef JAX_MLA_UPDATE_STUDY  // 1: without a search for duplicates, 2: without the second kernel, 3: the table alone
+#define JAX_MLA_UPDATE_STUDY 0
+#endif
+  const int32_t claiming = JAX_MLA_UPDATE_STUDY == 1 ? 0 : ceil_div(params.tokens, kUpdateThreads);
+  const int32_t storing = JAX_MLA_UPDATE_STUDY == 3 ? 0 : ceil_div(params.tokens, UpdateShape<Element>::kBlockTokens);
+  int32_t major = 0;
+  Error error = device_attribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  if (error.empty()) {
+    error = launch("update_cache", update_many_kernel<Element, Stored>, blocks(claiming + storing), device, params,
+                   claiming);
+  }
+  if (!error.empty() || JAX_MLA_UPDATE_STUDY != 0) return error;
+  LaunchShape shape = blocks(kRestoreBlocks);
+  shape.dependent = major >= 9;
+  return launch("update_cache's last of duplicates", restore_last_kernel<Element, Stored>, shape, device, params);
 }
 
-// `dependent`: on the kernel that claims slots, in front of it.
 template <class Element>
-Error launch_stored(const UpdateCacheParams& params, const Device& device, bool dependent) {
-  if (params.ds_mla) return launch_update<Element, DsMla>(params, device, dependent);
+Error launch_stored(const UpdateCacheParams& params, const Device& device) {
+  if (params.ds_mla) return launch_update<Element, DsMla>(params, device);
   if (params.cache_dtype == params.input_dtype && params.k_scale == nullptr) {
-    return launch_update<Element, Element>(params, device, dependent);
+    return launch_update<Element, Element>(params, device);
   }
-  if (params.cache_dtype == DType::kE4M3FN) return launch_update<Element, E4M3FN>(params, device, dependent);
+  if (params.cache_dtype == DType::kE4M3FN) return launch_update<Element, E4M3FN>(params, device);
   return std::string("jax_mla: update_cache on CUDA cannot store ") + name_of(params.input_dtype) + " in a cache of " +
          name_of(params.cache_dtype) + (params.k_scale == nullptr ? "" : " with k_scale");
-}
-
-Error claim_slots(const UpdateCacheParams& params, const Device& device) {
-  return launch("update_cache's search for duplicates", claim_kernel,
-                shape_of(params.tokens, kClaimThreads, kClaimThreads), device, params);
 }
 
 }  // namespace
 
 Error update_cache(const UpdateCacheParams& params, const Device& device) {
   if (params.tokens == 0) return {};
-  bool dependent = false;
-  if (params.owner_slots > 0) {
-    int32_t major = 0;
-    Error error = device_attribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    if (error.empty()) error = claim_slots(params, device);
-    if (!error.empty()) return error;
-    dependent = major >= 9;
-  }
   switch (params.input_dtype) {
-    case DType::kF32: return launch_stored<float>(params, device, dependent);
-    case DType::kBF16: return launch_stored<__nv_bfloat16>(params, device, dependent);
-    case DType::kF16: return launch_stored<__half>(params, device, dependent);
+    case DType::kF32: return launch_stored<float>(params, device);
+    case DType::kBF16: return launch_stored<__nv_bfloat16>(params, device);
+    case DType::kF16: return launch_stored<__half>(params, device);
     default: return std::string("jax_mla: update_cache on CUDA cannot read ") + name_of(params.input_dtype);
   }
 }

@@ -13,8 +13,7 @@ __global__ void __launch_bounds__(kGatherThreads) gather_kernel(const __grid_con
 template <class Cached, class Output>
 Error launch_gather(const GatherContextParams& params, const Device& device) {
   LaunchShape shape;
-  constexpr int64_t kRows = GatherShape<Cached, Output>::kBlockRows;
-  shape.grid = dim3(static_cast<unsigned>((params.rows + kRows - 1) / kRows));
+  shape.grid = dim3(static_cast<unsigned>(GatherShape<Cached, Output>::blocks(params.rows)));
   shape.block = dim3(kGatherThreads);
   return launch("gather_context", gather_kernel<Cached, Output>, shape, device, params);
 }

@@ -15,11 +15,7 @@ template <class Input, class Output>
 struct PackShape {
   static constexpr bool kValues = !std::is_same_v<Input, Output>;
   static constexpr int kCount = 16 / sizeof(Input);
-#if defined(JAX_MLA_TUNE) && JAX_MLA_TUNE == 1
   static constexpr int kRows = 4;  // of a warp
-#else
-  static constexpr int kRows = 8;  // of a warp
-#endif
   static constexpr int kBlockRows = kPackThreads / kWarp * kRows;
 };
 
