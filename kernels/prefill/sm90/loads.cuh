@@ -98,6 +98,7 @@ __device__ __forceinline__ void load_queries(const PrefillParams& p, const Sched
     publish_tile(control);
     copy_queries<Format>(map, queries, control);
   }
+  await_slot(0, control);
   if (threadIdx.x % 32 == 0) control.tiles[control.progress.tiles % kTiles].rows = 0;
   publish_tile(control);
 }
