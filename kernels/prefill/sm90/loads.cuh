@@ -4,6 +4,7 @@
 #include "kernels/cuda/hopper.cuh"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/prefill/sm90/format.cuh"
+#include "kernels/prefill/sm90/retry.cuh"
 #include "kernels/prefill/sm90/schedule.cuh"
 
 namespace mla::sm90_prefill {
@@ -48,7 +49,7 @@ __device__ __forceinline__ void await_slot(uint32_t ahead, Control& control) {
                      position.parity() ^ 1);
 }
 
-// When all tiles have come: back to the first round, once it's known which have to come again.
+// When all tiles have come: back to the first round, once it is known which have to come again.
 __device__ __forceinline__ void start_retries(const Schedule& schedule, Control& control) {
 #pragma unroll 1
   for (uint32_t ahead = 0; ahead < kTiles; ++ahead) await_slot(ahead, control);
@@ -60,26 +61,6 @@ __device__ __forceinline__ void start_retries(const Schedule& schedule, Control&
     control.progress.round = 0;
   }
   __syncwarp();
-}
-
-// The schedule to the next round whose tile has to come again. False: there is none.
-__device__ __forceinline__ bool next_retry(Control& control) {
-  const uint32_t lane = threadIdx.x % 32, end = control.progress.retry_end;
-  uint32_t round = control.progress.round, warps = 0;
-#pragma unroll 1
-  for (; round < end; ++round) {
-    const uint32_t bits = lane < kAttendWarps ? control.retries[lane][round / 32] : 0;
-    warps = __ballot_sync(0xFFFFFFFF, bits >> round % 32 & 1);
-    if (warps != 0) break;
-    if (!__any_sync(0xFFFFFFFF, bits != 0)) round |= 31;
-  }
-  __syncwarp();
-  if (lane == 0) {
-    control.progress.round = round;
-    control.progress.retried = warps;
-  }
-  __syncwarp();
-  return warps != 0;
 }
 
 // All tiles, then once more those that some warp did not write.

@@ -33,4 +33,24 @@ __device__ __forceinline__ void note_retry(const Tile& tile, uint32_t (&retries)
   retries[tile.round / 32] |= 1u << tile.round % 32;
 }
 
+// The schedule to the next round whose tile has to come again. False: there is none.
+__device__ __forceinline__ bool next_retry(Control& control) {
+  const uint32_t lane = threadIdx.x % 32, end = control.progress.retry_end;
+  uint32_t round = control.progress.round, warps = 0;
+#pragma unroll 1
+  for (; round < end; ++round) {
+    const uint32_t bits = lane < kAttendWarps ? control.retries[lane][round / 32] : 0;
+    warps = __ballot_sync(0xFFFFFFFF, bits >> round % 32 & 1);
+    if (warps != 0) break;
+    if (!__any_sync(0xFFFFFFFF, bits != 0)) round |= 31;
+  }
+  __syncwarp();
+  if (lane == 0) {
+    control.progress.round = round;
+    control.progress.retried = warps;
+  }
+  __syncwarp();
+  return warps != 0;
+}
+
 }  // namespace mla::sm90_prefill

@@ -53,7 +53,8 @@ constexpr int kFastRounds = 2048;
 constexpr int kRetryWords = kFastRounds / 32;
 constexpr uint32_t kAllWarps = (1u << kAttendWarps) - 1;
 
-// Queries of one request and head, and the keys that they see. Positions are those in the arrays.
+// Queries of one request and head, and the keys that they see. Positions are those in the arrays. Its size is a power
+// of two, since the warps with few registers have none left for a product.
 struct alignas(64) Tile {
   int32_t rows;  // queries, at most kTileQueries; 0: there is no tile, and none will come
   int32_t first_query;
