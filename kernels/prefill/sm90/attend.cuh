@@ -231,6 +231,8 @@ __device__ __forceinline__ void give_turn(int group) {
     ptx::barrier_arrive(kTurnBarriers + 1 - group, kGroups * kGroupThreads);
 }
 
+constexpr int32_t kNoTile = -2;
+
 template <class Format, bool kKeyMask>
 __device__ __forceinline__ void attend_tiles(const PrefillParams& p, uint32_t memory, Control& control) {
   const int lane = threadIdx.x % 32;
@@ -242,31 +244,54 @@ __device__ __forceinline__ void attend_tiles(const PrefillParams& p, uint32_t me
   // In 16 bits the output is rescaled while the tensor cores are busy with the scores.
   constexpr bool kRescaleLate = MLA_PREFILL_RESCALE_LATE && !Format::kFp8Values;
   Ring<Format::kStages> keys, values;
+  Queries<Format> queries;
+  Scores score;
 
-  forget_retries(control.retries[group * kGroupWarps + warp]);
-  if (group != 0) give_turn<Format>(group);
-  for (Ring<kTiles> tile_position;; tile_position.advance()) {
-    await_barrier(barrier_at(barriers, offsetof(Control, tile_full), tile_position.slot()), tile_position.parity());
-    const Tile& tile = control.tiles[tile_position.slot()];
-    if (__shfl_sync(0xFFFFFFFF, tile.rows, 0) == 0) break;
-    int32_t block = __shfl_sync(0xFFFFFFFF, tile.blocks, 0) - 1;
-    Rows rows;
-    Output out = {};
-    Queries<Format> queries;
-    await_barrier(barrier_at(barriers, offsetof(Control, query_full), group), tile_position.count % 2);
+  const auto await_keys = [&] {
+    await_barrier(barrier_at(barriers, offsetof(Control, key_full), keys.slot()), keys.parity());
+  };
+  const auto start_scores = [&] {
+    score_block<Format>(queries, memory + Format::kKeysAt + keys.slot() * Format::kKeyBytes, score);
+  };
+  // The tile's queries, to registers, and its first keys. Returns the number of its last block, -1 where it has none,
+  // or kNoTile. Scores may be started in any case: what no keys are there for is not looked at.
+  const auto await_tile = [&](const Ring<kTiles>& position) {
+    await_barrier(barrier_at(barriers, offsetof(Control, tile_full), position.slot()), position.parity());
+    const Tile& tile = control.tiles[position.slot()];
+    if (__shfl_sync(0xFFFFFFFF, tile.rows, 0) == 0) return kNoTile;
+    const int32_t block = __shfl_sync(0xFFFFFFFF, tile.blocks, 0) - 1;
+    await_barrier(barrier_at(barriers, offsetof(Control, query_full), group), position.count % 2);
     read_queries<Format>(memory + Format::kQueriesAt + group * Format::kQueryBytes, scaling.flip, queries);
     __syncwarp();
     if (lane == 0) ptx::mbarrier_arrive(barrier_at(barriers, offsetof(Control, query_empty), group));
-    if (block >= 0) {
+    if (block >= 0) await_keys();
+    return block;
+  };
+  const auto await_first_scores = [&](const Ring<kTiles>& position) {
+    const int32_t block = await_tile(position);
+    await_turn<Format>(group);
+    start_scores();
+    give_turn<Format>(group);
+    ptx::wgmma_wait<0>();
+    ptx::hold(score);
+    return block;
+  };
+
+  forget_retries(control.retries[group * kGroupWarps + warp]);
+  if (group != 0) give_turn<Format>(group);
+  Ring<kTiles> position;
+  int32_t block = await_first_scores(position);
+  while (block != kNoTile) {
+    const Tile& tile = control.tiles[position.slot()];
+    const int32_t slot = position.slot();
+    const bool has_keys = block >= 0;
+    Rows rows;
+    Output out = {};
+    position.advance();
+    if (has_keys) {
       const Sight sight = sight_of<Format>(tile, p.causal, group, row);
-      Scores score;
       Weights<Format> weights;
       float factor[2];
-      await_barrier(barrier_at(barriers, offsetof(Control, key_full), keys.slot()), keys.parity());
-      await_turn<Format>(group);
-      score_block<Format>(queries, memory + Format::kKeysAt + keys.slot() * Format::kKeyBytes, score);
-      give_turn<Format>(group);
-      ptx::wgmma_wait<0>();
       finish_scores<Format, true, kKeyMask>(sight, block,
                                             barrier_at(barriers, offsetof(Control, key_empty), keys.slot()),
                                             control.key_words[keys.slot()], score);
@@ -274,16 +299,22 @@ __device__ __forceinline__ void attend_tiles(const PrefillParams& p, uint32_t me
       weigh_scores<Format>(scaling.scale, score, rows, factor);
       pack_weights<Format>(score, weights);
 
-      const auto await_keys = [&] {
-        await_barrier(barrier_at(barriers, offsetof(Control, key_full), keys.slot()), keys.parity());
+      const auto accumulate = [&] {
+        if constexpr (kRescaleLate) rescale(factor, out);
+        await_barrier(barrier_at(barriers, offsetof(Control, value_full), values.slot()), values.parity());
+        accumulate_block<Format>(weights, memory + Format::kValuesAt + values.slot() * Format::kValueBytes, out);
+      };
+      const auto await_output = [&] {
+        ptx::wgmma_wait<0>();
+        ptx::hold(out);
+        if (lane == 0) ptx::mbarrier_arrive(barrier_at(barriers, offsetof(Control, value_empty), values.slot()));
+        values.advance();
       };
       const auto step = [&](auto masked) {
         await_keys();
         await_turn<Format>(group);
-        score_block<Format>(queries, memory + Format::kKeysAt + keys.slot() * Format::kKeyBytes, score);
-        if constexpr (kRescaleLate) rescale(factor, out);
-        await_barrier(barrier_at(barriers, offsetof(Control, value_full), values.slot()), values.parity());
-        accumulate_block<Format>(weights, memory + Format::kValuesAt + values.slot() * Format::kValueBytes, out);
+        start_scores();
+        accumulate();
         give_turn<Format>(group);
         ptx::wgmma_wait<1>();
         finish_scores<Format, decltype(masked)::value, kKeyMask>(
@@ -291,10 +322,7 @@ __device__ __forceinline__ void attend_tiles(const PrefillParams& p, uint32_t me
             control.key_words[keys.slot()], score);
         keys.advance();
         weigh_scores<Format>(scaling.scale, score, rows, factor);
-        ptx::wgmma_wait<0>();
-        ptx::hold(out);
-        if (lane == 0) ptx::mbarrier_arrive(barrier_at(barriers, offsetof(Control, value_empty), values.slot()));
-        values.advance();
+        await_output();
         if constexpr (!kRescaleLate) rescale(factor, out);
         pack_weights<Format>(score, weights);
       };
@@ -307,22 +335,24 @@ __device__ __forceinline__ void attend_tiles(const PrefillParams& p, uint32_t me
         for (; block >= partial; --block) step(std::false_type{});
       } while (Format::kKeyAlignment > 1 && block >= 0);
 
-      if constexpr (kRescaleLate) rescale(factor, out);
-      await_barrier(barrier_at(barriers, offsetof(Control, value_full), values.slot()), values.parity());
-      accumulate_block<Format>(weights, memory + Format::kValuesAt + values.slot() * Format::kValueBytes, out);
-      ptx::wgmma_wait<0>();
-      ptx::hold(out);
-      if (lane == 0) ptx::mbarrier_arrive(barrier_at(barriers, offsetof(Control, value_empty), values.slot()));
-      values.advance();
+      // The next tile's first scores are computed beside this one's last output.
+      block = await_tile(position);
+      await_turn<Format>(group);
+      start_scores();
+      accumulate();
+      give_turn<Format>(group);
+      await_output();
+      ptx::hold(score);
     }
-    if (kKeyMask || is_writing(tile, group * kGroupWarps + warp, row, out)) {
-      const int32_t* unusable = control.unusable[tile_position.slot()];
+    if (is_writing(tile, group * kGroupWarps + warp, row, out)) {
+      const int32_t* unusable = control.unusable[slot];
       finish_tile<Format>(p, tile, unusable[0] < unusable[1] ? unusable[0] : unusable[1], row, rows, out);
     } else if (tile.careful == 0 && lane == 0) {
       note_retry(tile, control.retries[group * kGroupWarps + warp]);
     }
     __syncwarp();
-    if (lane == 0) ptx::mbarrier_arrive(barrier_at(barriers, offsetof(Control, tile_empty), tile_position.slot()));
+    if (lane == 0) ptx::mbarrier_arrive(barrier_at(barriers, offsetof(Control, tile_empty), slot));
+    if (!has_keys) block = await_first_scores(position);
   }
 }
 

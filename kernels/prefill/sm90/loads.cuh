@@ -49,8 +49,20 @@ __device__ __forceinline__ void await_slot(uint32_t ahead, Control& control) {
                      position.parity() ^ 1);
 }
 
-// When all tiles have come: back to the first round, once it is known which have to come again.
-__device__ __forceinline__ void start_retries(const Schedule& schedule, Control& control) {
+// When all tiles have come: back to the first round, once it is known which have to come again. That is after a tile
+// without keys that nobody writes, since who attends waits for the next tile before the end of one with keys.
+template <class Format>
+__device__ __forceinline__ void start_retries(const Schedule& schedule, const CUtensorMap* map, uint32_t queries,
+                                              Control& control) {
+  constexpr uint32_t kNobody = kAllWarps + 1;
+  if (threadIdx.x % 32 == 0) {
+    Tile& tile = control.tiles[control.progress.tiles % kTiles];
+    tile = {};
+    tile.rows = 1;
+    tile.careful = kNobody;
+  }
+  publish_tile(control);
+  copy_queries<Format>(map, queries, control);
 #pragma unroll 1
   for (uint32_t ahead = 0; ahead < kTiles; ++ahead) await_slot(ahead, control);
   const uint32_t ended = control.progress.round, fast = schedule.fast_rounds;
@@ -73,7 +85,7 @@ __device__ __forceinline__ void load_queries(const PrefillParams& p, const Sched
     await_slot(0, control);
     Tile& tile = control.tiles[control.progress.tiles % kTiles];
     if (!next_tile<Format>(p, schedule, control.progress, tile)) {
-      start_retries(schedule, control);
+      start_retries<Format>(schedule, map, queries, control);
       continue;
     }
     publish_tile(control);
