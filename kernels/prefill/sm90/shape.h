@@ -83,7 +83,7 @@ struct Progress {
 };
 
 // Small things in shared memory, behind the arrays.
-struct alignas(16) Control {
+struct alignas(64) Control {
   uint32_t key_words[kMostStages][4];    // of a block of keys: a bit for each that is not masked
   uint32_t value_words[kMostStages][4];  // the same, for as long as its values are there
   Tile tiles[kTiles];                    // in turn
