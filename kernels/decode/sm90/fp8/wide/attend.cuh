@@ -124,21 +124,19 @@ struct Attention {
     return slots;
   }
 
-  // The operands of the first products of a block's output, and its weights.
-  __device__ __forceinline__ void start_output(int32_t block, const BlockSlots& slots, ValueOperands& operands) const {
-    const int32_t visible = control.visible_end[0] - first_token(block);  // to all rows
-    if (Values::kClears && visible < kBlockTokens) {
-      barriers.wait_full(block % 2);  // the scores are made of what is cleared
-#pragma unroll
-      for (int i = 0; i < Shape::kBlockSlots; ++i) {
-        const int32_t before = i * Shape::kSlotTokens;
-        clear_values<Shape::kSlotTokens>(slots.values[i], control.tile.kv_end - first_token(block) - before,
-                                         visible - before, group);
-      }
-      ptx::barrier_sync(kOutputBarrier + group, kGroupThreads);
-    }
-    start_block<Values>(slots, value_line, operands);
+  // Until a block's weights are there. `operands`: of its first products.
+  __device__ __forceinline__ void await_weights(int32_t block, const BlockSlots& slots, ValueOperands& operands) const {
     barriers.wait_full(block % 2);
+    const int32_t visible = control.visible_end[0] - first_token(block);  // to all rows
+    if (!Values::kClears || visible >= kBlockTokens) return;
+#pragma unroll
+    for (int i = 0; i < Shape::kBlockSlots; ++i) {
+      const int32_t before = i * Shape::kSlotTokens;
+      clear_values<Shape::kSlotTokens>(slots.values[i], control.tile.kv_end - first_token(block) - before,
+                                       visible - before, group);
+    }
+    ptx::barrier_sync(kOutputBarrier + group, kGroupThreads);
+    start_block<Values>(slots, value_line, operands);
   }
 
   template <class Beside>
@@ -173,22 +171,24 @@ __device__ __forceinline__ void attend_blocks(Attention<Shape, Keys, Values>& at
     const auto weigh = [&](int j) { weigh_rows<Shape>(score, control.reference, j, target, sum); };
     if (block > 0) {
       slots = attention.wait_for(block - 1);
-      attention.start_output(block - 1, slots, values);
+      start_block<Values>(slots, attention.value_line, values);
+      attention.await_weights(block - 1, slots, values);
     }
     attention.settle_references(block, score, sum);
     if (block > 0) {
       static_assert(kSteps == Shape::kRowGroups);
       attention.accumulate(block - 1, slots, values, out, weigh);
-      ptx::wgmma_wait<0>();
-      attention.barriers.give_back(group ^ 1);
     } else {
 #pragma unroll
       for (int j = 0; j < Shape::kRowGroups; ++j) weigh(j);
     }
+    slots = attention.wait_for(block);
+    start_block<Values>(slots, attention.value_line, values);
+    ptx::wgmma_wait<0>();
+    if (block > 0) attention.barriers.give_back(group ^ 1);
     attention.hand_over_weights(score, target);
 
-    slots = attention.wait_for(block);
-    attention.start_output(block, slots, values);
+    attention.await_weights(block, slots, values);
     attention.accumulate(block, slots, values, out, Nothing{});
     if (block + 2 < blocks) attention.start_scores(block + 2, key_operands);
     ptx::wgmma_wait<0>();
@@ -196,7 +196,8 @@ __device__ __forceinline__ void attend_blocks(Attention<Shape, Keys, Values>& at
   }
   if (block == blocks) {  // the last block is the other group's
     slots = attention.wait_for(block - 1);
-    attention.start_output(block - 1, slots, values);
+    start_block<Values>(slots, attention.value_line, values);
+    attention.await_weights(block - 1, slots, values);
     attention.accumulate(block - 1, slots, values, out, Nothing{});
     ptx::wgmma_wait<0>();
     attention.barriers.give_back(group ^ 1);
@@ -209,7 +210,7 @@ __device__ __forceinline__ void attend_blocks(Attention<Shape, Keys, Values>& at
 template <class Shape, class Params>
 __device__ __forceinline__ void finish_tile(const Params& p, int group, int warp, const PerRow<Shape>& sum,
                                             const Output<Shape>& out, Control<Shape>& control) {
-  share_sums<Shape>(group, sum, control);
+  share_sums<Shape>(group, warp, sum, control);
   ptx::barrier_sync(kScoreBarrier, Shape::kScoreThreads);
   const int row = threadIdx.x;
   if (row == 0) control.finished = control.tile;
