@@ -18,12 +18,7 @@ Error launch_shape(Kernel kernel, const DecodeParams& params, const TensorMaps& 
 
 template <int kTileRows>
 Error launch_instance(const DecodeParams& params, const TensorMaps& maps, const Device& device) {
-#if defined(MLA_FP8_64_OLD)  // for one measurement
-  constexpr bool kWide = false;
-#else
-  constexpr bool kWide = kTileRows == wide::Shape::kRows;
-#endif
-  if constexpr (kWide) {
+  if constexpr (kTileRows == wide::Shape::kRows) {
     return launch_shape<wide::Shape>(wide_decode_kernel<wide::Shape>, params, maps, device);
   } else {
     return launch_shape<Shape<kTileRows>>(decode_kernel<Shape<kTileRows>>, params, maps, device);
