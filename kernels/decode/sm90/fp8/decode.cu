@@ -18,11 +18,7 @@ Error encode_keys(TensorMaps* maps, const DecodeParams& p) {
     return "jax_mla: coordinates have 32 bits, mla_decode's cache has " + std::to_string(groups) + " times " +
            std::to_string(kGroupTokens) + " tokens";
   }
-#if defined(MLA_FP8_64_OLD)  // for one measurement
-  const bool wide_tiles = false;
-#else
   const bool wide_tiles = p.plan.tile_rows == wide::Shape::kRows;
-#endif
   const int32_t copied = copied_groups(p.page_size, wide_tiles ? wide::Shape::kSlotGroups : kTokenGroups);
   const auto* rope = static_cast<const unsigned char*>(p.cache) + kLatent;
   Error error = encode_tensor_map(&maps->latent, "the cache", p.cache, p.cache_dtype,

@@ -11,9 +11,6 @@ template <class TileShape, class Kernel>
 Error launch_shape(Kernel kernel, const DecodeParams& params, const TensorMaps& maps, const Device& device) {
   LaunchShape shape;
   shape.grid = dim3(params.plan.parts);
-#ifdef MLA_CLUSTER
-  if (params.plan.row_tiles % 2 == 0 && params.plan.parts % 2 == 0) shape.cluster = 2;
-#endif
   shape.block = dim3(TileShape::kThreads);
   shape.shared_bytes = TileShape::kSharedBytes;
   return launch("mla_decode's Hopper kernel for fp8 caches", kernel, shape, device, params, maps);
@@ -21,12 +18,7 @@ Error launch_shape(Kernel kernel, const DecodeParams& params, const TensorMaps& 
 
 template <int kTileRows>
 Error launch_instance(const DecodeParams& params, const TensorMaps& maps, const Device& device) {
-#if defined(MLA_FP8_64_OLD)  // for one measurement
-  constexpr bool kWide = false;
-#else
-  constexpr bool kWide = kTileRows == wide::Shape::kRows;
-#endif
-  if constexpr (kWide) {
+  if constexpr (kTileRows == wide::Shape::kRows) {
     return launch_shape<wide::Shape>(wide_decode_kernel<wide::Shape>, params, maps, device);
   } else {
     return launch_shape<Shape<kTileRows>>(decode_kernel<Shape<kTileRows>>, params, maps, device);

@@ -220,18 +220,16 @@ __device__ __forceinline__ void write_weights(const Scores<Shape>& score, const 
   }
 }
 
-// The sums of the weights over this warp's tokens, for finish_row.
+// The sums of the weights over this warp's tokens, for finish_row. `warp`: of the group.
 template <class Shape>
-__device__ __forceinline__ void share_sums(int group, const PerRow<Shape>& sum, Control<Shape>& control) {
-  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, thread = threadIdx.x;
+__device__ __forceinline__ void share_sums(int group, int warp, const PerRow<Shape>& sum, Control<Shape>& control) {
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
   for (int j = 0; j < Shape::kRowGroups; ++j) {
     float2 total;
     total.x = combine_over_g(sum[2 * j], [](float a, float b) { return a + b; });
     total.y = combine_over_g(sum[2 * j + 1], [](float a, float b) { return a + b; });
-    if (g == 0) {
-      *reinterpret_cast<float2*>(&control.by_warp[group][thread % kGroupThreads / 32][j * 8 + 2 * t]) = total;
-    }
+    if (g == 0) *reinterpret_cast<float2*>(&control.by_warp[group][warp][j * 8 + 2 * t]) = total;
   }
 }
 
@@ -255,7 +253,7 @@ template <class Shape, class Params>
 __device__ __forceinline__ void finish_tile(const Params& p, int group, uint32_t parity, const PerRow<Shape>& sum,
                                             Control<Shape>& control) {
   const int row = threadIdx.x;
-  share_sums<Shape>(group, sum, control);
+  share_sums<Shape>(group, row % kGroupThreads / 32, sum, control);
   ptx::barrier_sync(kScoreBarrier, Shape::kScoreThreads);
   if (group != 0) return;
   const Tile& tile = control.tile;

@@ -1,12 +1,12 @@
 // The warps that attend to a wide tile. Two warpgroups do all of it: the scores and weights of the blocks in turn, and
 // of the output each half of the columns for every block. A group goes
-//   scores and weights of its block n, output of block n - 1, output of block n, then on to block n + 2
+//   scores of its block n, output of block n - 1 and between its products the weights of n, output of n, on to n + 2
 // and the other one half of that later: so that one multiplies while the other weighs. The references of the exponents
 // move in the order of the blocks.
 #pragma once
 
-#include "kernels/decode/sm90/fp8/scores.cuh"
 #include "kernels/decode/sm90/fp8/wide/output.cuh"
+#include "kernels/decode/sm90/fp8/wide/scores.cuh"
 #include "kernels/decode/sm90/fp8/wide/shape.h"
 
 namespace mla::sm90::fp8::wide {
@@ -16,7 +16,8 @@ struct WeightBarriers {
   uint32_t full, empty;
   uint32_t parity = 0;
 
-  __device__ __forceinline__ explicit WeightBarriers(Control<Shape>& control)
+  template <class AnyControl>
+  __device__ __forceinline__ explicit WeightBarriers(AnyControl& control)
       : full(ptx::shared_address(control.weights_full)), empty(ptx::shared_address(control.weights_empty)) {}
 
   __device__ __forceinline__ void wait_full(int buffer) const {
@@ -26,38 +27,190 @@ struct WeightBarriers {
   __device__ __forceinline__ void wait_empty(int buffer) const {
     ptx::mbarrier_wait(empty + buffer * 8, (parity >> buffer & 1) ^ 1);
   }
+  // This warp has read them.
+  __device__ __forceinline__ void give_back(int buffer) {
+    ptx::mbarrier_arrive_warp(empty + buffer * 8);
+    parity ^= 1u << buffer;
+  }
 };
 
-// The weights of this group's next block, `block` of the item, in buffer `group`.
-__device__ __forceinline__ void weigh_block(const WeightBarriers& barriers, int group, int warp, int32_t block,
-                                            int32_t first_token, uint32_t valid_groups, uint32_t weights,
-                                            Scores<Shape>& score, PerRow<Shape>& sum, Control<Shape>& control) {
-  const int other = group ^ 1;
-  scale_products<Shape>(control.factor, score);
-  if (valid_groups != kAllGroups || control.visible_end[0] - first_token < kBlockTokens) {
-    mask_scores<Shape>(control.visible_end, first_token, valid_groups, warp, score);
+// A warp's view of the CTA.
+template <class Shape, class Keys, class Values>
+struct Attention {
+  int group, warp;  // `warp`: of the group
+  uint32_t base;
+  Control<Shape>& control;
+  uint32_t full, empty;
+  uint32_t queries, weights;  // as right operands
+  // The left operand's 64 rows are the tokens of two slots; this warp's lie in one of them.
+  static constexpr int kSlotWarps = kGroupWarps / Shape::kBlockSlots;
+  uint32_t own_part;
+  Keys keys;
+  uint32_t value_line;
+  WeightBarriers barriers;
+  uint32_t first = 0;  // block of the item, by its number in the part
+
+  __device__ __forceinline__ Attention(int group, int warp, uint32_t base, Control<Shape>& control)
+      : group(group),
+        warp(warp),
+        base(base),
+        control(control),
+        full(ptx::shared_address(control.full)),
+        empty(ptx::shared_address(control.empty)),
+        queries(ptx::matrix_operand(base + Shape::kQueryOffset)),
+        weights(ptx::matrix_operand(base + Shape::kWeightOffset)),
+        own_part(warp / kSlotWarps),
+        keys(warp % kSlotWarps),
+        value_line(Values::line(group, warp)),
+        barriers(control) {}
+
+  // Where this lane stores its group's weights. Found anew for each block, since registers are short.
+  __device__ __forceinline__ uint32_t weight_target() const {
+    return base + Shape::kWeightOffset + group * Shape::kWeightBytes + weight_line(warp);
   }
-  barriers.wait_empty(group);
-  if (block > 0) {
-    barriers.wait_full(other);  // the block before has moved the references
-    if (control.rescaled[other]) rescale_sums<Shape>(control.rescale[other], sum);
+
+  __device__ __forceinline__ int32_t first_token(int32_t block) const {
+    return control.tile.kv_begin + block * kBlockTokens;
   }
-  const bool moved = ptx::barrier_any(kGroupBarrier + group, kGroupThreads, outgrown<Shape>(score, control.reference));
-  if (moved) {
-    move_references<Shape>(score, group, control.rescale[group], control);
-    rescale_sums<Shape>(control.rescale[group], sum);
+
+  // As soon as the block's keys are there, the operands of its first products.
+  __device__ __forceinline__ void start_scores(int32_t block, KeyOperands<Shape>& operands) const {
+    const Place<Shape> place(first + block, own_part);
+    ptx::mbarrier_wait(full + place.slot * 8, place.parity);
+    start_keys<Shape>(keys, base + place.slot * Shape::kSlotBytes, operands);
   }
-  if (threadIdx.x % kGroupThreads == 0) control.rescaled[group] = moved && block > 0;
-  write_weights<Shape>(score, NoScales{}, control.reference, warp, weights, sum);
-  ptx::fence_async_proxy();
-  ptx::mbarrier_arrive_warp(barriers.full + group * 8);
+
+  // Scores in base 2, -inf where a row does not see a token.
+  __device__ __forceinline__ void score_block(int32_t block, KeyOperands<Shape>& operands, Scores<Shape>& score) const {
+    const Place<Shape> place(first + block, own_part);
+    multiply_keys<Shape>(keys, base + place.slot * Shape::kSlotBytes, queries, operands, score);
+    const uint32_t valid_groups = control.blocks[place.slot].flags & kAllGroups;
+    ptx::wgmma_wait<0>();
+    scale_products<Shape>(control.factor, score);
+    if (valid_groups != kAllGroups || control.visible_end[0] - first_token(block) < kBlockTokens) {
+      mask_scores<Shape>(control.visible_end, first_token(block), valid_groups, warp, score);
+    }
+  }
+
+  // The references that this group's block is weighed against. The block before has moved them by now.
+  __device__ __forceinline__ void settle_references(int32_t block, const Scores<Shape>& score,
+                                                    PerRow<Shape>& sum) const {
+    if (block > 0 && control.rescaled[group ^ 1]) rescale_sums<Shape>(control.rescale[group ^ 1], sum);
+    barriers.wait_empty(group);
+    const bool moved =
+        ptx::barrier_any(kGroupBarrier + group, kGroupThreads, outgrown<Shape>(score, control.reference));
+    if (moved) {
+      move_references<Shape>(score, group, control.rescale[group], control);
+      rescale_sums<Shape>(control.rescale[group], sum);
+    }
+    if (threadIdx.x % kGroupThreads == 0) control.rescaled[group] = moved && block > 0;
+  }
+
+  __device__ __forceinline__ void hand_over_weights(const Scores<Shape>& score, uint32_t target) const {
+    store_weights<Shape>(score, Shape::kRowGroups - 1, target);
+    ptx::fence_async_proxy();
+    ptx::mbarrier_arrive_warp(barriers.full + group * 8);
+  }
+
+  __device__ __forceinline__ BlockSlots wait_for(int32_t block) const {
+    BlockSlots slots;
+#pragma unroll
+    for (int i = 0; i < Shape::kBlockSlots; ++i) {
+      const Place<Shape> place(first + block, i);
+      slots.values[i] = base + place.slot * Shape::kSlotBytes;
+      slots.empty[i] = empty + place.slot * 8;
+      ptx::mbarrier_wait(full + place.slot * 8, place.parity);
+    }
+    return slots;
+  }
+
+  // Until a block's weights are there. `operands`: of its first products.
+  __device__ __forceinline__ void await_weights(int32_t block, const BlockSlots& slots, ValueOperands& operands) const {
+    barriers.wait_full(block % 2);
+    const int32_t visible = control.visible_end[0] - first_token(block);  // to all rows
+    if (!Values::kClears || visible >= kBlockTokens) return;
+#pragma unroll
+    for (int i = 0; i < Shape::kBlockSlots; ++i) {
+      const int32_t before = i * Shape::kSlotTokens;
+      clear_values<Shape::kSlotTokens>(slots.values[i], control.tile.kv_end - first_token(block) - before,
+                                       visible - before, group);
+    }
+    ptx::barrier_sync(kOutputBarrier + group, kGroupThreads);
+    start_block<Values>(slots, value_line, operands);
+  }
+
+  template <class Beside>
+  __device__ __forceinline__ void accumulate(int32_t block, const BlockSlots& slots, ValueOperands& operands,
+                                             Output<Shape>& out, const Beside& beside) const {
+    const int buffer = block % 2;
+    if (control.rescaled[buffer]) rescale_output(control.rescale[buffer], out);
+    accumulate_block<Shape, Values>(slots, value_line, weights + buffer * Shape::kWeightBytes / 16, operands, out,
+                                    beside);
+  }
+};
+
+struct Nothing {
+  __device__ __forceinline__ void operator()(int) const {}
+};
+
+// All blocks of an item. Its sums are then relative to the last references.
+template <class Shape, class Keys, class Values>
+__device__ __forceinline__ void attend_blocks(Attention<Shape, Keys, Values>& attention, int32_t blocks,
+                                              PerRow<Shape>& sum, Output<Shape>& out) {
+  const int group = attention.group;
+  Control<Shape>& control = attention.control;
+  ValueOperands values;
+  BlockSlots slots;
+  KeyOperands<Shape> key_operands;
+  int32_t block = group;
+  if (block < blocks) attention.start_scores(block, key_operands);
+  for (; block < blocks; block += 2) {
+    Scores<Shape> score;
+    attention.score_block(block, key_operands, score);
+    const uint32_t target = attention.weight_target();
+    const auto weigh = [&](int j) { weigh_rows<Shape>(score, control.reference, j, target, sum); };
+    if (block > 0) {
+      slots = attention.wait_for(block - 1);
+      start_block<Values>(slots, attention.value_line, values);
+      attention.await_weights(block - 1, slots, values);
+    }
+    attention.settle_references(block, score, sum);
+    if (block > 0) {
+      static_assert(kSteps == Shape::kRowGroups);
+      attention.accumulate(block - 1, slots, values, out, weigh);
+    } else {
+#pragma unroll
+      for (int j = 0; j < Shape::kRowGroups; ++j) weigh(j);
+    }
+    slots = attention.wait_for(block);
+    start_block<Values>(slots, attention.value_line, values);
+    ptx::wgmma_wait<0>();
+    if (block > 0) attention.barriers.give_back(group ^ 1);
+    attention.hand_over_weights(score, target);
+
+    attention.await_weights(block, slots, values);
+    attention.accumulate(block, slots, values, out, Nothing{});
+    if (block + 2 < blocks) attention.start_scores(block + 2, key_operands);
+    ptx::wgmma_wait<0>();
+    attention.barriers.give_back(group);
+  }
+  if (block == blocks) {  // the last block is the other group's
+    slots = attention.wait_for(block - 1);
+    start_block<Values>(slots, attention.value_line, values);
+    attention.await_weights(block - 1, slots, values);
+    attention.accumulate(block - 1, slots, values, out, Nothing{});
+    ptx::wgmma_wait<0>();
+    attention.barriers.give_back(group ^ 1);
+    if (control.rescaled[group ^ 1]) rescale_sums<Shape>(control.rescale[group ^ 1], sum);
+  }
+  attention.first += blocks;
 }
 
 // The item's end, by both groups: lse, and the normalised output to where it belongs.
-template <class Params>
+template <class Shape, class Params>
 __device__ __forceinline__ void finish_tile(const Params& p, int group, int warp, const PerRow<Shape>& sum,
                                             const Output<Shape>& out, Control<Shape>& control) {
-  share_sums<Shape>(group, sum, control);
+  share_sums<Shape>(group, warp, sum, control);
   ptx::barrier_sync(kScoreBarrier, Shape::kScoreThreads);
   const int row = threadIdx.x;
   if (row == 0) control.finished = control.tile;
@@ -67,80 +220,23 @@ __device__ __forceinline__ void finish_tile(const Params& p, int group, int warp
   store_tile<Shape>(p, control, group, warp, out);
 }
 
-template <class Params>
+// `Keys`, `Values`: how a warp reads a block.
+template <class Shape, class Keys, class Values, class Params>
 __device__ __forceinline__ void attend_tiles(const Params& p, int32_t layer, uint32_t base,
                                              unsigned char* queries_pointer, Control<Shape>& control) {
   // Through shuffles the compiler knows what is the same in all lanes, and keeps it in uniform registers.
   const int group = __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / kGroupThreads, 0);
   const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32 % kGroupWarps, 0);  // of the group
-  const uint32_t full = ptx::shared_address(control.full), empty = ptx::shared_address(control.empty);
-  const uint32_t queries = ptx::matrix_operand(base + Shape::kQueryOffset);
-  const uint32_t all_weights = ptx::matrix_operand(base + Shape::kWeightOffset);
-  const uint32_t line = Values::line(group, warp);
-  // The left operand's 64 rows are the tokens of two slots; this warp's lie in one of them.
-  constexpr int kSlotWarps = kGroupWarps / Shape::kBlockSlots;
-  const uint32_t own_part = warp / kSlotWarps;
-  const KeyLines keys(warp % kSlotWarps, Shape::kRopeOffset);
-  WeightBarriers barriers(control);
-  uint32_t first = 0;  // block of the item, by its number in the part
-
+  Attention<Shape, Keys, Values> attention(group, warp, base, control);
   for (uint32_t item_parity = 0;; item_parity ^= 1) {
     ptx::mbarrier_wait(ptx::shared_address(&control.tile_full), item_parity);
     if (control.tile.rows == 0) return;
     take_queries<Shape>(p, layer, queries_pointer, control);
     ptx::barrier_sync(kScoreBarrier, Shape::kScoreThreads);
-    const int32_t blocks = __shfl_sync(0xFFFFFFFF, block_count(control.tile), 0);
     PerRow<Shape> sum = {};
     Output<Shape> out = {};
-
-    for (int32_t block = -1; block < blocks; ++block) {
-      const int32_t next = block + 1;
-      if (next % 2 == group && next < blocks) {
-        const Place place(first + next, own_part);
-        Scores<Shape> score;
-        ptx::mbarrier_wait(full + place.slot * 8, place.parity);
-        multiply_keys<Shape>(keys, base + place.slot * Shape::kSlotBytes, queries, score);
-        const uint32_t valid_groups = control.blocks[place.slot].flags & kAllGroups;
-        ptx::wgmma_wait<0>();
-        weigh_block(barriers, group, warp, next, control.tile.kv_begin + next * kBlockTokens, valid_groups,
-                    base + Shape::kWeightOffset + group * Shape::kWeightBytes, score, sum, control);
-      }
-      if (block < 0) continue;
-
-      const int buffer = block % 2;
-      BlockSlots slots;
-#pragma unroll
-      for (int i = 0; i < Shape::kBlockSlots; ++i) {
-        const Place place(first + block, i);
-        slots.values[i] = base + place.slot * Shape::kSlotBytes;
-        slots.empty[i] = empty + place.slot * 8;
-        ptx::mbarrier_wait(full + place.slot * 8, place.parity);
-      }
-      const int32_t first_token = control.tile.kv_begin + block * kBlockTokens;
-      const int32_t visible = control.visible_end[0] - first_token;  // to all rows
-      if (visible < kBlockTokens) {
-        barriers.wait_full(buffer);  // the scores are made of what is cleared
-#pragma unroll
-        for (int i = 0; i < Shape::kBlockSlots; ++i) {
-          const int32_t before = i * Shape::kSlotTokens;
-          clear_values<Shape::kSlotTokens>(slots.values[i], control.tile.kv_end - first_token - before,
-                                           visible - before, group);
-        }
-        ptx::barrier_sync(kOutputBarrier + group, kGroupThreads);
-      }
-      uint32_t bytes[1][4], fragments[Shape::kOutputBuffers][Shape::kProducts][4];
-      load_step(slots, line, 0, bytes);
-      expand_values(bytes, fragments[0]);
-      barriers.wait_full(buffer);
-      if (control.rescaled[buffer]) rescale_output(control.rescale[buffer], out);
-      accumulate_block(slots, line, all_weights + buffer * Shape::kWeightBytes / 16, fragments, out);
-      ptx::mbarrier_arrive_warp(barriers.empty + buffer * 8);
-      barriers.parity ^= 1u << buffer;
-    }
-    first += blocks;
-    const int last = (blocks - 1) % 2;  // whose block may have moved the references after this group's last
-    if (group != last && control.rescaled[last]) rescale_sums<Shape>(control.rescale[last], sum);
-    finish_tile(p, group, warp, sum, out, control);
+    attend_blocks(attention, __shfl_sync(0xFFFFFFFF, block_count(control.tile), 0), sum, out);
+    finish_tile<Shape>(p, group, warp, sum, out, control);
   }
 }
 

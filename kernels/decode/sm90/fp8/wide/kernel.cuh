@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(WideShape::kThreads, 1)
   } else {
     ptx::change_registers<WideShape::kLaunchRegisters, WideShape::kAttendRegisters>();
     ptx::barrier_sync(kStartBarrier, WideShape::kThreads);
-    wide::attend_tiles(p, layer, base, shared_base + WideShape::kQueryOffset, control);
+    wide::attend_tiles<WideShape, wide::Keys, Values>(p, layer, base, shared_base + WideShape::kQueryOffset, control);
   }
 }
 

@@ -13,38 +13,62 @@ struct BlockSlots {
   uint32_t empty[Shape::kBlockSlots];   // their barriers
 };
 
-constexpr int kSlotSteps = kGroupChunks;  // of 32 tokens and 64 columns each
+// A step is 32 tokens and 64 columns: one ldmatrix, and the two products that it suffices for. Its bytes are asked for
+// kAhead steps before.
+constexpr int kSlotSteps = kGroupChunks;
 constexpr int kSteps = Shape::kBlockSlots * kSlotSteps;
+constexpr int kAhead = 2;
 
-// `line`: of this lane, Values::line.
-__device__ __forceinline__ void load_step(const BlockSlots& slots, uint32_t line, int step, uint32_t (&bytes)[1][4]) {
-  ptx::ldmatrix_x4_trans(bytes[0], slots.values[step / kSlotSteps] + line + step % kSlotSteps * kChunkBytes);
+// Left operands, as cached and as multiplied.
+struct ValueOperands {
+  uint32_t bytes[kAhead][1][4];
+  uint32_t fragments[Shape::kOutputBuffers][2][4];
+};
+static_assert(kSteps % Shape::kOutputBuffers == 0, "a block starts in the first buffer");
+
+// `line`: of this lane.
+template <class Values>
+__device__ __forceinline__ void load_step(const BlockSlots& slots, uint32_t line, int step, ValueOperands& operands) {
+  const int offset = Values::offset(step % kSlotSteps * kChunkLoads);
+  ptx::ldmatrix_x4_trans(operands.bytes[step % kAhead][0], slots.values[step / kSlotSteps] + line + offset);
 }
 
-// When the weights are there. A slot is given back as soon as its values are in registers.
+__device__ __forceinline__ void expand_step(int step, ValueOperands& operands) {
+  expand_values(operands.bytes[step % kAhead], operands.fragments[step % Shape::kOutputBuffers]);
+}
+
+// The first products' operands. Products of a block before may still run, but those of its last step alone.
+template <class Values>
+__device__ __forceinline__ void start_block(const BlockSlots& slots, uint32_t line, ValueOperands& operands) {
+#pragma unroll
+  for (int step = 0; step < kAhead; ++step) load_step<Values>(slots, line, step, operands);
+  expand_step(0, operands);
+}
+
+// The products of a block that was started, when its weights are there; the last of them still run. `beside`: what else
+// there is to do, while the products of each step run. A slot is given back as soon as its values are in registers.
+template <class Shape, class Values, class Beside>
 __device__ __forceinline__ void accumulate_block(const BlockSlots& slots, uint32_t line, uint32_t weights,
-                                                 uint32_t (&fragments)[Shape::kOutputBuffers][Shape::kProducts][4],
-                                                 Output<Shape>& out) {
+                                                 ValueOperands& operands, Output<Shape>& out, const Beside& beside) {
   constexpr int kBuffers = Shape::kOutputBuffers;
-  uint32_t bytes[1][4];
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int next = step + 1;
-    if (next < kSteps) load_step(slots, line, next, bytes);
     ptx::wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < Shape::kProducts; ++i) {
-      const int depth = step / kSlotSteps * Shape::kProducts + i;  // by 16 tokens
-      ptx::register_wgmma(out[step % kSlotSteps], fragments[step % kBuffers][i], weights + depth * 32 / 16, true);
+    for (int i = 0; i < 2; ++i) {
+      ptx::register_wgmma(out[step % kSlotSteps], operands.fragments[step % kBuffers][i],
+                          weights + (step / kSlotSteps * 2 + i) * 32 / 16, true);
     }
     ptx::wgmma_commit();
+    if (step + kAhead < kSteps) load_step<Values>(slots, line, step + kAhead, operands);
+    beside(step);
+    if (next >= kBuffers) ptx::wgmma_wait<kBuffers - 1>();
     if (next < kSteps) {
-      if (next >= kBuffers) ptx::wgmma_wait<kBuffers - 1>();
-      expand_values(bytes, fragments[next % kBuffers]);
+      expand_step(next, operands);
       if (next % kSlotSteps == kSlotSteps - 1) ptx::mbarrier_arrive_warp(slots.empty[next / kSlotSteps]);
     }
   }
-  ptx::wgmma_wait<0>();
 }
 
 }  // namespace mla::sm90::fp8::wide

@@ -21,8 +21,8 @@ struct Shape {
 
   // Registers a thread: of all at the launch, and then by role. One that attends holds 128 sums of the output.
   static constexpr int kLaunchRegisters = 168;
-  static constexpr int kAttendRegisters = 232;
-  static constexpr int kLoadRegisters = 40;
+  static constexpr int kAttendRegisters = 240;
+  static constexpr int kLoadRegisters = 24;
   static_assert(kLoadRegisters + kScoreGroups * kAttendRegisters <= kThreads / kGroupThreads * kLaunchRegisters);
 
   static constexpr int kQueryBatch = 4;  // rows that a warp has on their way at once
@@ -57,6 +57,7 @@ struct Shape {
 
 // A block by its number in the part, which counts through all items: the slot of its `part`-th half, and the parity of
 // that slot's barriers.
+template <class Shape>
 struct Place {
   uint32_t slot, parity;
 
