@@ -90,7 +90,7 @@ class PlannerTuning:
 
 # A GPU wants many small parts to fill its multiprocessors; a thread of a CPU is better off with long runs. A
 # multiprocessor of a GPU that ends early leaves its bandwidth to the others: on an H200, 90 of 132 keep memory busy.
-PLANNER_TUNING = {"cpu": PlannerTuning(1, 8, 3), "cuda": PlannerTuning(1, 2, 16), "rocm": PlannerTuning(1, 2, 16)}
+PLANNER_TUNING = {"cpu": PlannerTuning(1, 8, 3), "cuda": PlannerTuning(4, 2, 16), "rocm": PlannerTuning(1, 2, 16)}
 
 
 @dataclasses.dataclass(frozen=True)

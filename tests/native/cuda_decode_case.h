@@ -241,7 +241,7 @@ class DecodeCase {
     params.batch = p_.batch;
     params.heads = p_.heads;
     params.max_q_len = p_.max_q_len;
-    params.overhead_blocks = 1;
+    params.overhead_blocks = 4;
     params.min_part_blocks = 2;
     params.slack = 16;
     params.batch_invariant = shapes_.batch_invariant;

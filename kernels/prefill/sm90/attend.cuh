@@ -18,13 +18,6 @@
 #include "kernels/prefill/sm90/retry.cuh"
 #include "kernels/prefill/sm90/shape.h"
 
-#if !defined(MLA_PREFILL_RESCALE_LATE)
-#define MLA_PREFILL_RESCALE_LATE 1
-#endif
-#if !defined(MLA_PREFILL_TURNS)
-#define MLA_PREFILL_TURNS 1
-#endif
-
 namespace mla::sm90_prefill {
 
 template <class Format>
@@ -221,14 +214,12 @@ __device__ __forceinline__ void finish_scores(const Sight& sight, int32_t block,
 // beside the other's products.
 template <class Format>
 __device__ __forceinline__ void await_turn(int group) {
-  if constexpr (MLA_PREFILL_TURNS && Format::kFp8Values)
-    ptx::barrier_sync(kTurnBarriers + group, kGroups * kGroupThreads);
+  if constexpr (Format::kFp8Values) ptx::barrier_sync(kTurnBarriers + group, kGroups * kGroupThreads);
 }
 
 template <class Format>
 __device__ __forceinline__ void give_turn(int group) {
-  if constexpr (MLA_PREFILL_TURNS && Format::kFp8Values)
-    ptx::barrier_arrive(kTurnBarriers + 1 - group, kGroups * kGroupThreads);
+  if constexpr (Format::kFp8Values) ptx::barrier_arrive(kTurnBarriers + 1 - group, kGroups * kGroupThreads);
 }
 
 constexpr int32_t kNoTile = -2;
@@ -241,14 +232,12 @@ __device__ __forceinline__ void attend_tiles(const PrefillParams& p, uint32_t me
   const int row = group * kGroupQueries + warp * 16 + lane / 4;
   const uint32_t barriers = ptx::shared_address(&control);
   const Scaling scaling = scaling_of<Format>(p);
-  // In 16 bits the output is rescaled while the tensor cores are busy with the scores.
-  constexpr bool kRescaleLate = MLA_PREFILL_RESCALE_LATE && !Format::kFp8Values;
   Ring<Format::kStages> keys, values;
   Queries<Format> queries;
   Scores score;
 
   const auto await_keys = [&] {
-    await_barrier(barrier_at(barriers, offsetof(Control, key_full), keys.slot()), keys.parity());
+    ptx::mbarrier_wait(barrier_at(barriers, offsetof(Control, key_full), keys.slot()), keys.parity());
   };
   const auto start_scores = [&] {
     score_block<Format>(queries, memory + Format::kKeysAt + keys.slot() * Format::kKeyBytes, score);
@@ -256,11 +245,11 @@ __device__ __forceinline__ void attend_tiles(const PrefillParams& p, uint32_t me
   // The tile's queries, to registers, and its first keys. Returns the number of its last block, -1 where it has none,
   // or kNoTile. Scores may be started in any case: what no keys are there for is not looked at.
   const auto await_tile = [&](const Ring<kTiles>& position) {
-    await_barrier(barrier_at(barriers, offsetof(Control, tile_full), position.slot()), position.parity());
+    ptx::mbarrier_wait(barrier_at(barriers, offsetof(Control, tile_full), position.slot()), position.parity());
     const Tile& tile = control.tiles[position.slot()];
     if (__shfl_sync(0xFFFFFFFF, tile.rows, 0) == 0) return kNoTile;
     const int32_t block = __shfl_sync(0xFFFFFFFF, tile.blocks, 0) - 1;
-    await_barrier(barrier_at(barriers, offsetof(Control, query_full), group), position.count % 2);
+    ptx::mbarrier_wait(barrier_at(barriers, offsetof(Control, query_full), group), position.count % 2);
     read_queries<Format>(memory + Format::kQueriesAt + group * Format::kQueryBytes, scaling.flip, queries);
     __syncwarp();
     if (lane == 0) ptx::mbarrier_arrive(barrier_at(barriers, offsetof(Control, query_empty), group));
@@ -300,8 +289,7 @@ __device__ __forceinline__ void attend_tiles(const PrefillParams& p, uint32_t me
       pack_weights<Format>(score, weights);
 
       const auto accumulate = [&] {
-        if constexpr (kRescaleLate) rescale(factor, out);
-        await_barrier(barrier_at(barriers, offsetof(Control, value_full), values.slot()), values.parity());
+        ptx::mbarrier_wait(barrier_at(barriers, offsetof(Control, value_full), values.slot()), values.parity());
         accumulate_block<Format>(weights, memory + Format::kValuesAt + values.slot() * Format::kValueBytes, out);
       };
       const auto await_output = [&] {
@@ -323,7 +311,7 @@ __device__ __forceinline__ void attend_tiles(const PrefillParams& p, uint32_t me
         keys.advance();
         weigh_scores<Format>(scaling.scale, score, rows, factor);
         await_output();
-        if constexpr (!kRescaleLate) rescale(factor, out);
+        rescale(factor, out);
         pack_weights<Format>(score, weights);
       };
       --block;

@@ -7,16 +7,7 @@
 #include "kernels/cuda/hopper.cuh"
 #include "kernels/prefill/sm90/shape.h"
 
-#if !defined(MLA_PREFILL_CLOSED_WAIT)
-#define MLA_PREFILL_CLOSED_WAIT 1
-#endif
-
 namespace mla::sm90_prefill {
-
-// Of the attending warps, and of the one that brings keys and values.
-__device__ __forceinline__ void await_barrier(uint32_t barrier, uint32_t parity) {
-  MLA_PREFILL_CLOSED_WAIT ? ptx::mbarrier_wait_closed(barrier, parity) : ptx::mbarrier_wait(barrier, parity);
-}
 
 // Arrays lie in chunks of 64 columns, a line for each token: of 128 bytes, or of 64 in e4m3. But values in e4m3 come in
 // the tiles that kValueTile describes, 8 a block.

@@ -145,7 +145,8 @@ __device__ __forceinline__ void load_keys(const PrefillParams& p, const TensorMa
   const uint64_t policy = ptx::evict_normal_policy();
   Ring<Format::kStages> position;
   for (Ring<kTiles> tile_position;; tile_position.advance()) {
-    await_barrier(barrier_at(barriers, offsetof(Control, tile_full), tile_position.slot()), tile_position.parity());
+    ptx::mbarrier_wait(barrier_at(barriers, offsetof(Control, tile_full), tile_position.slot()),
+                       tile_position.parity());
     const Tile& tile = control.tiles[tile_position.slot()];
     if (tile.rows == 0) break;
 #pragma unroll 1
@@ -154,7 +155,7 @@ __device__ __forceinline__ void load_keys(const PrefillParams& p, const TensorMa
       uint32_t word = kKeyMask ? mask_word(p, first_key) : 0;
       if (kKeyMask && Format::kFp8Values) word &= range_word(tile.kv_begin - first_key, tile.kv_end - first_key, lane);
       const int slot = position.slot();
-      await_barrier(barrier_at(barriers, offsetof(Control, key_empty), slot), position.parity() ^ 1);
+      ptx::mbarrier_wait(barrier_at(barriers, offsetof(Control, key_empty), slot), position.parity() ^ 1);
       if (kKeyMask && lane < 4) control.key_words[slot][lane] = word;
       sync();
       if (lane == 0) {
@@ -163,7 +164,7 @@ __device__ __forceinline__ void load_keys(const PrefillParams& p, const TensorMa
         ptx::copy_box(memory + Format::kKeysAt + slot * Format::kKeyBytes, &maps.keys, full, policy, 0, first_key, 0,
                       tile.head);
       }
-      await_barrier(barrier_at(barriers, offsetof(Control, value_empty), slot), position.parity() ^ 1);
+      ptx::mbarrier_wait(barrier_at(barriers, offsetof(Control, value_empty), slot), position.parity() ^ 1);
       if (kKeyMask && lane < 4) control.value_words[slot][lane] = word;
       sync();
       if (lane == 0) {
