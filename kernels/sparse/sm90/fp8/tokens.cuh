@@ -111,8 +111,8 @@ struct Keys {
 template <class Layout>
 struct WideKeys : Keys<Layout> {
   __device__ __forceinline__ explicit WideKeys(int warp) : Keys<Layout>(warp) {
-    const int lane = ptx::thread_index() % 32;
-    this->line = (lane % 16 * Layout::kStride + lane / 16 * 16) + warp * 16 * Layout::kStride;
+    const uint32_t lane = static_cast<uint32_t>(ptx::thread_index()) % 32;
+    this->line = (lane % 16 + warp * 16) * Layout::kStride + lane / 16 * 16;
   }
 };
 
