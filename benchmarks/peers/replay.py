@@ -36,7 +36,8 @@ class Replay:
     def __init__(
         self, name: str, calls: list[Callable[[], torch.Tensor]], shared: Shared, shape: tuple[int, ...] | None = None
     ) -> None:
-        self.name, self.calls, self._shape, self._shared = name, len(calls), shape, shared
+        self.name, self.calls, self._shape = name, len(calls), shape
+        self._kept = calls, shared  # what the graph reads and only they hold: a schedule of the work, JAX's arrays
         torch.cuda.synchronize()
         stream = torch.cuda.Stream()
         with torch.cuda.stream(stream):

@@ -24,19 +24,13 @@ struct GroupBits {
 template <class First, class Second>
 constexpr int kWidestGroup = 16 / (sizeof(First) > sizeof(Second) ? sizeof(First) : sizeof(Second));
 
-// kOnce: nobody reads these bytes again soon.
-template <class Element, int kCount, bool kOnce = false>
+template <class Element, int kCount>
 __device__ __forceinline__ GroupBits<Element, kCount> load_group(const void* source) {
   using Words = std::conditional_t<kCount * sizeof(Element) == 16, uint4,
                                    std::conditional_t<kCount * sizeof(Element) == 8, uint2, uint32_t>>;
   GroupBits<Element, kCount> bits;
   static_assert(sizeof(bits) == sizeof(Words));
-  const auto* address = static_cast<const Words*>(source);
-#if defined(JAX_MLA_LOADS) && JAX_MLA_LOADS == 1
-  const Words words = __ldg(address);
-#else
-  const Words words = kOnce ? __ldcs(address) : __ldg(address);
-#endif
+  const Words words = __ldg(static_cast<const Words*>(source));
   memcpy(&bits, &words, sizeof(words));
   return bits;
 }

@@ -74,6 +74,19 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity)
   } while (!done);
 }
 
+// The same, with a loop that the compiler does not see: it schedules across it as across any other statement.
+__device__ __forceinline__ void mbarrier_wait_closed(uint32_t barrier, uint32_t parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n"
+      "}\n" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
 // Arrives, as one of the arrivals that the barrier counts, when all of this thread's cp.async so far have written.
 __device__ __forceinline__ void cp_async_arrive(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];\n" ::"r"(barrier) : "memory");

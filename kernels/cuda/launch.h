@@ -17,7 +17,6 @@ struct LaunchShape {
   dim3 grid;
   dim3 block;
   size_t shared_bytes = 0;
-  unsigned cluster = 1;    // CTAs that run side by side, in one cluster; the grid is a multiple
   bool dependent = false;  // may start before the kernel in front of it has ended (it then waits itself)
 };
 
@@ -46,23 +45,16 @@ Error launch(const char* name, void (*kernel)(Parameters...), const LaunchShape&
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shape.shared_bytes));
   }
   if (status == cudaSuccess) {
-    cudaLaunchAttribute attributes[2] = {};
-    unsigned count = 0;
-    if (shape.dependent) {
-      attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-      attributes[count++].val.programmaticStreamSerializationAllowed = 1;
-    }
-    if (shape.cluster > 1) {
-      attributes[count].id = cudaLaunchAttributeClusterDimension;
-      attributes[count++].val.clusterDim = {shape.cluster, 1, 1};
-    }
+    cudaLaunchAttribute dependent{};
+    dependent.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    dependent.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config{};
     config.gridDim = shape.grid;
     config.blockDim = shape.block;
     config.dynamicSmemBytes = shape.shared_bytes;
     config.stream = stream_of(device);
-    config.attrs = attributes;
-    config.numAttrs = count;
+    config.attrs = &dependent;
+    config.numAttrs = shape.dependent ? 1 : 0;
     status = cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...);
   }
   if (status == cudaSuccess) return {};

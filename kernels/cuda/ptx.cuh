@@ -85,15 +85,10 @@ __device__ __forceinline__ void mma_m16n8k16<__half>(float (&d)[4], const uint32
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// 16 bytes in one access: the compiler takes some stores of a uint4 apart.
+// 16 bytes in one access, the first to leave the L2: the compiler takes some stores of a uint4 apart.
 __device__ __forceinline__ void store_words(void* target, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
-#if defined(JAX_MLA_STORES) && JAX_MLA_STORES == 1
-#define MLA_STORE "st.global.cs.v4.b32"
-#else
-#define MLA_STORE "st.global.v4.b32"
-#endif
-  asm volatile(MLA_STORE " [%0], {%1, %2, %3, %4};\n" ::"l"(__cvta_generic_to_global(target)), "r"(a), "r"(b), "r"(c),
-               "r"(d)
+  asm volatile("st.global.cs.v4.b32 [%0], {%1, %2, %3, %4};\n" ::"l"(__cvta_generic_to_global(target)), "r"(a), "r"(b),
+               "r"(c), "r"(d)
                : "memory");
 }
 

@@ -23,11 +23,6 @@
 // numbers.
 #define MLA_KERNEL extern "C" __global__ void
 
-// Sources that CUDA shares copy bits with memcpy.
-static __device__ __forceinline__ void* memcpy(void* target, const void* source, size_t bytes) {
-  return __builtin_memcpy(target, source, bytes);
-}
-
 #include "kernels/e4m3.h"
 #include "kernels/params.h"
 

@@ -1,4 +1,5 @@
-// Device times of what chunked context is made of beside its attention, and the share of the copy's bandwidth.
+// Device times of the cache's updates and of what chunked context is made of beside its attention, and the share of the
+// copy's bandwidth.
 #pragma once
 
 #include "tests/native/cuda_timing.h"
@@ -93,6 +94,52 @@ inline void time_merge(DType dtype, double ceiling) {
   const double us = time_calls(5, [&](int) { check(merge_states(p, device())); });
   print_bandwidth(std::string("merge_states, 16384 tokens x 24 heads, ") + short_name(dtype), us,
                   static_cast<double>(kRows) * 3 * (kNope * size + 4), ceiling);
+}
+
+// update_cache of bf16 tokens into distinct slots of a cache of bf16, e4m3fn or fp8_ds_mla.
+inline void time_update(DType stored, bool ds_mla, int32_t tokens, double ceiling) {
+  const int64_t row_bytes = ds_mla ? kDsMlaBytes : kWidth * size_of(stored), slots = 2 * int64_t{tokens};
+  const Array<uint8_t> cache(slots * row_bytes);
+  const Array<__nv_bfloat16> kv_c(int64_t{tokens} * kLatent), k_pe(int64_t{tokens} * kRope);
+  fill(kv_c.data(), kv_c.size(), 37);
+  fill(k_pe.data(), k_pe.size(), 38);
+  std::vector<int32_t> mapping(slots);
+  for (int64_t i = 0; i < slots; ++i) mapping[i] = static_cast<int32_t>(i);
+  std::shuffle(mapping.begin(), mapping.end(), Random(39));
+  mapping.resize(tokens);
+  const Array<int32_t> slot_mapping(mapping);
+  int32_t owner_slots = 0;  // as the wrapper: a search among few tokens, a table for many
+  if (tokens > 1024) {
+    for (owner_slots = 1; owner_slots < 2 * tokens;) owner_slots *= 2;
+  }
+  const Array<int32_t> owners(size_t{2} * owner_slots);
+  UpdateCacheParams p{};
+  p.cache = cache.data();
+  p.kv_c = kv_c.data();
+  p.k_pe = k_pe.data();
+  p.slot_mapping = slot_mapping.data();
+  p.owners = owner_slots == 0 ? nullptr : owners.data();
+  p.owner_slots = owner_slots;
+  p.pages = slots;
+  p.layers = p.page_size = 1;
+  p.tokens = tokens;
+  p.ds_mla = ds_mla;
+  p.input_dtype = DType::kBF16;
+  p.cache_dtype = stored;
+  const double us = time_calls(10, [&](int) { check(update_cache(p, device())); });
+  print_bandwidth(
+      "update_cache, " + std::to_string(tokens) + " tokens, bf16 to " + (ds_mla ? "fp8_ds_mla" : short_name(stored)),
+      us, static_cast<double>(tokens) * (kWidth * 2 + row_bytes), ceiling);
+}
+
+inline void time_updates() {
+  const double ceiling = time_copy();
+  std::printf("copy of 1 GiB: %.2f TB/s, read and written\n", ceiling);
+  for (int32_t tokens : {65536, 1024, 128}) {
+    time_update(DType::kBF16, /*ds_mla=*/false, tokens, ceiling);
+    time_update(DType::kE4M3FN, /*ds_mla=*/false, tokens, ceiling);
+    time_update(DType::kE4M3FN, /*ds_mla=*/true, tokens, ceiling);
+  }
 }
 
 inline void time_context() {

@@ -7,7 +7,8 @@
 // plans, updates and what is left ("others"), decode by that variant alone; a variant may be followed by dtypes
 // ("bf16", "f16", "e4m3fn"; "bf16/e4m3fn" of decode's queries and cache, "e4m3fn/bf16" of prefill's keys and values).
 // --time: device times instead of tests, of the cells (numbers of kCells in cuda_timing.h or of kPrefillCells) that
-// --cells names, decode's with other tiles or pages than usual. Exits with 1 at the first mismatch.
+// --cells names, decode's with other tiles or pages than usual; with --variant update, of update_cache alone. Exits
+// with 1 at the first mismatch.
 #include <chrono>
 
 #include "tests/native/cuda_context_timing.h"
@@ -168,6 +169,8 @@ int main(int argc, char** argv) {
     }
   } else if (variant == "context") {
     mla::test::time_context();
+  } else if (variant == "update") {
+    mla::test::time_updates();
   } else if (variant.rfind("sparse", 0) == 0) {
     mla::test::time_sparse(variant);
   } else {

@@ -506,52 +506,8 @@ inline void time_sparse_call(const SparseCell& cell, const Array<uint8_t>& cache
   std::fflush(stdout);
 }
 
-// update_cache of bf16 tokens into distinct slots of a cache of bf16, e4m3fn or fp8_ds_mla.
-inline void time_update(DType stored, bool ds_mla, int32_t tokens, double ceiling) {
-  const int64_t row_bytes = ds_mla ? kDsMlaBytes : kWidth * size_of(stored), slots = 2 * int64_t{tokens};
-  const Array<uint8_t> cache(slots * row_bytes);
-  const Array<__nv_bfloat16> kv_c(int64_t{tokens} * kLatent), k_pe(int64_t{tokens} * kRope);
-  fill(kv_c.data(), kv_c.size(), 37);
-  fill(k_pe.data(), k_pe.size(), 38);
-  std::vector<int32_t> mapping(slots);
-  for (int64_t i = 0; i < slots; ++i) mapping[i] = static_cast<int32_t>(i);
-  std::shuffle(mapping.begin(), mapping.end(), Random(39));
-  mapping.resize(tokens);
-  const Array<int32_t> slot_mapping(mapping);
-  int32_t owner_slots = 0;  // as the wrapper: a search among few tokens, a table for many
-  if (tokens > 1024) {
-    for (owner_slots = 1; owner_slots < 2 * tokens;) owner_slots *= 2;
-  }
-  const Array<int32_t> owners(size_t{2} * owner_slots);
-  UpdateCacheParams p{};
-  p.cache = cache.data();
-  p.kv_c = kv_c.data();
-  p.k_pe = k_pe.data();
-  p.slot_mapping = slot_mapping.data();
-  p.owners = owner_slots == 0 ? nullptr : owners.data();
-  p.owner_slots = owner_slots;
-  p.pages = slots;
-  p.layers = p.page_size = 1;
-  p.tokens = tokens;
-  p.ds_mla = ds_mla;
-  p.input_dtype = DType::kBF16;
-  p.cache_dtype = stored;
-  const double us = time_calls(10, [&](int) { check(update_cache(p, device())); });
-  const double rate = 1.0 * tokens * (kWidth * 2 + row_bytes) / us * 1e-6;
-  std::printf("update_cache, %6d tokens, bf16 to %-8s %8.1f us %6.2f TB/s, %3.0f%% of a copy\n", tokens,
-              ds_mla ? "ds_mla" : short_name(stored), us, rate, 100 * rate / ceiling);
-}
-
-// A decode step of 128 sequences with one and with two query tokens, a lone query, a prompt of 4096 tokens;
-// and first the updates of their cache.
+// A decode step of 128 sequences with one and with two query tokens, a lone query, a prompt of 4096 tokens.
 inline void time_sparse(const std::string& only) {
-  const double ceiling = time_copy();
-  std::printf("copy ceiling %.2f TB/s\n", ceiling);
-  for (int32_t tokens : {65536, 128}) {
-    time_update(DType::kBF16, /*ds_mla=*/false, tokens, ceiling);
-    time_update(DType::kE4M3FN, /*ds_mla=*/false, tokens, ceiling);
-    time_update(DType::kE4M3FN, /*ds_mla=*/true, tokens, ceiling);
-  }
   constexpr int64_t kSlots = 1 << 19;
   for (const SparseCell& cell : sparse_cells(only)) {
     if (cell.q_dtype != DType::kBF16) continue;

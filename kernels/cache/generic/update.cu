@@ -32,22 +32,18 @@ LaunchShape blocks(int32_t count) {
 
 template <class Element, class Stored>
 Error launch_update(const UpdateCacheParams& params, const Device& device) {
+  const int32_t storing = ceil_div(params.tokens, kUpdateWarps);
   if (params.owner_slots == 0) {
-    return launch("update_cache", update_few_kernel<Element, Stored>,
-                  blocks(ceil_div(params.tokens, kUpdateThreads / kWarp)), device, params);
+    return launch("update_cache", update_few_kernel<Element, Stored>, blocks(storing), device, params);
   }
-#ifndef JAX_MLA_UPDATE_STUDY  // 1: without a search for duplicates, 2: without the second kernel, 3: the table alone
-#define JAX_MLA_UPDATE_STUDY 0
-#endif
-  const int32_t claiming = JAX_MLA_UPDATE_STUDY == 1 ? 0 : ceil_div(params.tokens, kUpdateThreads);
-  const int32_t storing = JAX_MLA_UPDATE_STUDY == 3 ? 0 : ceil_div(params.tokens, UpdateShape<Element>::kBlockTokens);
+  const int32_t claiming = ceil_div(params.tokens, kUpdateThreads);
   int32_t major = 0;
   Error error = device_attribute(&major, cudaDevAttrComputeCapabilityMajor, device);
   if (error.empty()) {
     error = launch("update_cache", update_many_kernel<Element, Stored>, blocks(claiming + storing), device, params,
                    claiming);
   }
-  if (!error.empty() || JAX_MLA_UPDATE_STUDY != 0) return error;
+  if (!error.empty()) return error;
   LaunchShape shape = blocks(kRestoreBlocks);
   shape.dependent = major >= 9;
   return launch("update_cache's last of duplicates", restore_last_kernel<Element, Stored>, shape, device, params);

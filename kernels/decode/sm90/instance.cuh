@@ -12,9 +12,6 @@ Error launch_instance(const DecodeParams& params, const TensorMaps& maps, const 
   constexpr const char* kName = "mla_decode's Hopper kernel";
   LaunchShape shape;
   shape.grid = dim3(params.plan.parts);
-#ifdef MLA_CLUSTER
-  if (params.plan.row_tiles % 2 == 0 && params.plan.parts % 2 == 0) shape.cluster = 2;
-#endif
   if constexpr (kTileRows == wide::kRows) {
     shape.block = dim3(wide::kThreads);
     shape.shared_bytes = wide::kSharedBytes;

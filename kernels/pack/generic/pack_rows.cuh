@@ -47,8 +47,8 @@ __device__ __forceinline__ void pack_rows(const PackKvParams& p) {
 #pragma unroll
   for (int step = 0; step < kUpSteps; ++step) {
     if (!is_there(step)) continue;
-    read[step] = load_group<Input, kCount, /*kOnce=*/true>(up + UpSteps::row(step, lane) * kUpWidth +
-                                                           UpSteps::group(step, lane) * kCount);
+    read[step] =
+        load_group<Input, kCount>(up + UpSteps::row(step, lane) * kUpWidth + UpSteps::group(step, lane) * kCount);
   }
   GroupBits<Rope, kCount> rope[kRopeSteps];
 #pragma unroll

@@ -15,16 +15,11 @@
 #include "kernels/cuda/wgmma_wide.cuh"
 #include "kernels/decode/softmax.h"
 #include "kernels/prefill/sm90/output.cuh"
+#include "kernels/prefill/sm90/retry.cuh"
 #include "kernels/prefill/sm90/shape.h"
 
-#if !defined(MLA_PREFILL_LATE_WAIT)
-#define MLA_PREFILL_LATE_WAIT 1
-#endif
-#if !defined(MLA_PREFILL_STAGGER)
-#define MLA_PREFILL_STAGGER 1
-#endif
 #if !defined(MLA_PREFILL_RESCALE_LATE)
-#define MLA_PREFILL_RESCALE_LATE 0
+#define MLA_PREFILL_RESCALE_LATE 1
 #endif
 #if !defined(MLA_PREFILL_TURNS)
 #define MLA_PREFILL_TURNS 1
@@ -236,23 +231,6 @@ __device__ __forceinline__ void give_turn(int group) {
     ptx::barrier_arrive(kTurnBarriers + 1 - group, kGroups * kGroupThreads);
 }
 
-// In 16 bits products take longer than softmax, and two groups' products side by side are faster than one's. Group 1
-// begins a tile when group 0 has its first scores: a group's softmax, and what it does between tiles, then runs beside
-// the other's products.
-template <class Format>
-__device__ __forceinline__ void await_start(int group) {
-  if constexpr (MLA_PREFILL_STAGGER && !(MLA_PREFILL_TURNS && Format::kFp8Values)) {
-    ptx::barrier_sync(kTurnBarriers + group, kGroups * kGroupThreads);
-  }
-}
-
-template <class Format>
-__device__ __forceinline__ void give_start(int group) {
-  if constexpr (MLA_PREFILL_STAGGER && !(MLA_PREFILL_TURNS && Format::kFp8Values)) {
-    ptx::barrier_arrive(kTurnBarriers + 1 - group, kGroups * kGroupThreads);
-  }
-}
-
 template <class Format, bool kKeyMask>
 __device__ __forceinline__ void attend_tiles(const PrefillParams& p, uint32_t memory, Control& control) {
   const int lane = threadIdx.x % 32;
@@ -261,22 +239,21 @@ __device__ __forceinline__ void attend_tiles(const PrefillParams& p, uint32_t me
   const int row = group * kGroupQueries + warp * 16 + lane / 4;
   const uint32_t barriers = ptx::shared_address(&control);
   const Scaling scaling = scaling_of<Format>(p);
+  // In 16 bits the output is rescaled while the tensor cores are busy with the scores.
+  constexpr bool kRescaleLate = MLA_PREFILL_RESCALE_LATE && !Format::kFp8Values;
   Ring<Format::kStages> keys, values;
 
-  if (group != 0) {
-    give_turn<Format>(group);
-    give_start<Format>(group);
-  }
+  forget_retries(control.retries[group * kGroupWarps + warp]);
+  if (group != 0) give_turn<Format>(group);
   for (Ring<kTiles> tile_position;; tile_position.advance()) {
-    ptx::mbarrier_wait(barrier_at(barriers, offsetof(Control, tile_full), tile_position.slot()),
-                       tile_position.parity());
+    await_barrier(barrier_at(barriers, offsetof(Control, tile_full), tile_position.slot()), tile_position.parity());
     const Tile& tile = control.tiles[tile_position.slot()];
     if (__shfl_sync(0xFFFFFFFF, tile.rows, 0) == 0) break;
     int32_t block = __shfl_sync(0xFFFFFFFF, tile.blocks, 0) - 1;
     Rows rows;
     Output out = {};
     Queries<Format> queries;
-    ptx::mbarrier_wait(barrier_at(barriers, offsetof(Control, query_full), group), tile_position.count % 2);
+    await_barrier(barrier_at(barriers, offsetof(Control, query_full), group), tile_position.count % 2);
     read_queries<Format>(memory + Format::kQueriesAt + group * Format::kQueryBytes, scaling.flip, queries);
     __syncwarp();
     if (lane == 0) ptx::mbarrier_arrive(barrier_at(barriers, offsetof(Control, query_empty), group));
@@ -285,14 +262,11 @@ __device__ __forceinline__ void attend_tiles(const PrefillParams& p, uint32_t me
       Scores score;
       Weights<Format> weights;
       float factor[2];
-      ptx::mbarrier_wait(barrier_at(barriers, offsetof(Control, key_full), keys.slot()), keys.parity());
-      await_start<Format>(group);
+      await_barrier(barrier_at(barriers, offsetof(Control, key_full), keys.slot()), keys.parity());
       await_turn<Format>(group);
       score_block<Format>(queries, memory + Format::kKeysAt + keys.slot() * Format::kKeyBytes, score);
       give_turn<Format>(group);
-      if (group != 0) give_start<Format>(group);
       ptx::wgmma_wait<0>();
-      if (group == 0) give_start<Format>(group);
       finish_scores<Format, true, kKeyMask>(sight, block,
                                             barrier_at(barriers, offsetof(Control, key_empty), keys.slot()),
                                             control.key_words[keys.slot()], score);
@@ -301,14 +275,14 @@ __device__ __forceinline__ void attend_tiles(const PrefillParams& p, uint32_t me
       pack_weights<Format>(score, weights);
 
       const auto await_keys = [&] {
-        ptx::mbarrier_wait(barrier_at(barriers, offsetof(Control, key_full), keys.slot()), keys.parity());
+        await_barrier(barrier_at(barriers, offsetof(Control, key_full), keys.slot()), keys.parity());
       };
       const auto step = [&](auto masked) {
-        if (!MLA_PREFILL_LATE_WAIT) await_keys();
+        await_keys();
         await_turn<Format>(group);
         score_block<Format>(queries, memory + Format::kKeysAt + keys.slot() * Format::kKeyBytes, score);
-        if constexpr (MLA_PREFILL_RESCALE_LATE) rescale(factor, out);
-        ptx::mbarrier_wait(barrier_at(barriers, offsetof(Control, value_full), values.slot()), values.parity());
+        if constexpr (kRescaleLate) rescale(factor, out);
+        await_barrier(barrier_at(barriers, offsetof(Control, value_full), values.slot()), values.parity());
         accumulate_block<Format>(weights, memory + Format::kValuesAt + values.slot() * Format::kValueBytes, out);
         give_turn<Format>(group);
         ptx::wgmma_wait<1>();
@@ -317,16 +291,13 @@ __device__ __forceinline__ void attend_tiles(const PrefillParams& p, uint32_t me
             control.key_words[keys.slot()], score);
         keys.advance();
         weigh_scores<Format>(scaling.scale, score, rows, factor);
-        // The loop of this wait keeps the compiler from waiting for the output before it computes the weights.
-        if (MLA_PREFILL_LATE_WAIT && block > 0) await_keys();
         ptx::wgmma_wait<0>();
         ptx::hold(out);
         if (lane == 0) ptx::mbarrier_arrive(barrier_at(barriers, offsetof(Control, value_empty), values.slot()));
         values.advance();
-        if constexpr (!MLA_PREFILL_RESCALE_LATE) rescale(factor, out);
+        if constexpr (!kRescaleLate) rescale(factor, out);
         pack_weights<Format>(score, weights);
       };
-      if (MLA_PREFILL_LATE_WAIT && block > 0) await_keys();
       --block;
       const int32_t partial = sight.first > 0 ? 1 : 0;  // block 0 then has keys before the request's
       do {
@@ -336,16 +307,20 @@ __device__ __forceinline__ void attend_tiles(const PrefillParams& p, uint32_t me
         for (; block >= partial; --block) step(std::false_type{});
       } while (Format::kKeyAlignment > 1 && block >= 0);
 
-      if constexpr (MLA_PREFILL_RESCALE_LATE) rescale(factor, out);
-      ptx::mbarrier_wait(barrier_at(barriers, offsetof(Control, value_full), values.slot()), values.parity());
+      if constexpr (kRescaleLate) rescale(factor, out);
+      await_barrier(barrier_at(barriers, offsetof(Control, value_full), values.slot()), values.parity());
       accumulate_block<Format>(weights, memory + Format::kValuesAt + values.slot() * Format::kValueBytes, out);
       ptx::wgmma_wait<0>();
       ptx::hold(out);
       if (lane == 0) ptx::mbarrier_arrive(barrier_at(barriers, offsetof(Control, value_empty), values.slot()));
       values.advance();
     }
-    const int32_t* unusable = control.unusable[tile_position.slot()];
-    finish_tile<Format>(p, tile, unusable[0] < unusable[1] ? unusable[0] : unusable[1], row, rows, out);
+    if (kKeyMask || is_writing(tile, group * kGroupWarps + warp, row, out)) {
+      const int32_t* unusable = control.unusable[tile_position.slot()];
+      finish_tile<Format>(p, tile, unusable[0] < unusable[1] ? unusable[0] : unusable[1], row, rows, out);
+    } else if (tile.careful == 0 && lane == 0) {
+      note_retry(tile, control.retries[group * kGroupWarps + warp]);
+    }
     __syncwarp();
     if (lane == 0) ptx::mbarrier_arrive(barrier_at(barriers, offsetof(Control, tile_empty), tile_position.slot()));
   }

@@ -101,8 +101,13 @@ __device__ __forceinline__ void clear_values(const PrefillParams& p, uint32_t me
                        tile_position.parity());
     const Tile& tile = control.tiles[tile_position.slot()];
     if (tile.rows == 0) break;
+    int32_t block = tile.blocks - 1;
+    if (!kKeyMask && tile.careful == 0) {
+      position.advance(tile.blocks);
+      block = -1;
+    }
 #pragma unroll 1
-    for (int32_t block = tile.blocks - 1; block >= 0; --block, position.advance()) {
+    for (; block >= 0; --block, position.advance()) {
       if (!is_cleared<Format, kKeyMask>(tile, block)) continue;
       const int slot = position.slot();
       ptx::mbarrier_wait(barrier_at(barriers, offsetof(Control, value_raw), slot), raw_parities >> slot & 1);

@@ -4,9 +4,19 @@
 #include <type_traits>
 
 #include "kernels/cuda/element.cuh"
+#include "kernels/cuda/hopper.cuh"
 #include "kernels/prefill/sm90/shape.h"
 
+#if !defined(MLA_PREFILL_CLOSED_WAIT)
+#define MLA_PREFILL_CLOSED_WAIT 1
+#endif
+
 namespace mla::sm90_prefill {
+
+// Of the attending warps, and of the one that brings keys and values.
+__device__ __forceinline__ void await_barrier(uint32_t barrier, uint32_t parity) {
+  MLA_PREFILL_CLOSED_WAIT ? ptx::mbarrier_wait_closed(barrier, parity) : ptx::mbarrier_wait(barrier, parity);
+}
 
 // Arrays lie in chunks of 64 columns, a line for each token: of 128 bytes, or of 64 in e4m3. But values in e4m3 come in
 // the tiles that kValueTile describes, 8 a block.
@@ -53,11 +63,11 @@ struct Format {
   static_assert(kSharedBytes <= 227 * 1024);
 };
 
-// Blocks whose values need clearing: those of which some query does not see all keys.
+// Blocks whose values are cleared: those of which some query does not see all keys.
 template <class Format, bool kKeyMask>
 __device__ __forceinline__ bool is_cleared(const Tile& tile, int32_t block) {
   const bool starts_before = Format::kKeyAlignment > 1 && block == 0 && tile.kv_begin % Format::kKeyAlignment != 0;
-  return kKeyMask || starts_before || block >= tile.whole_blocks;
+  return kKeyMask || (tile.careful != 0 && (starts_before || block >= tile.whole_blocks));
 }
 
 }  // namespace mla::sm90_prefill

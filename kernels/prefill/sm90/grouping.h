@@ -3,13 +3,6 @@
 
 #include "kernels/prefill/sm90/shape.h"
 
-#if !defined(MLA_PREFILL_ROUNDS)
-#define MLA_PREFILL_ROUNDS 2
-#endif
-#if !defined(MLA_PREFILL_FULL_ROUNDS)
-#define MLA_PREFILL_FULL_ROUNDS 1
-#endif
-
 namespace mla::sm90_prefill {
 
 // No more CTAs than tiles.
@@ -18,13 +11,20 @@ inline int32_t cta_count(const PrefillParams& p, int32_t multiprocessors) {
   return static_cast<int32_t>(tiles < multiprocessors ? tiles : multiprocessors);
 }
 
-// As few heads as make three rounds of tiles: the fewer, the more of their keys and values L2 holds.
-inline Schedule schedule_of(const PrefillParams& p, int32_t ctas) {
-  const int32_t rounds = p.causal ? MLA_PREFILL_ROUNDS : MLA_PREFILL_FULL_ROUNDS;
+// The fewer heads, the more of their keys and values L2 holds. Causal: two rounds of tiles at least, whose long and
+// short ones make up for each other. Else the heads that fit one round, or four.
+inline int32_t least_group_heads(const PrefillParams& p, int32_t ctas) {
   const int32_t head_tiles = (p.tokens - 1) / kTileQueries + 1;
-  const int32_t least = (rounds * ctas - 1) / head_tiles + 1;
+  if (p.causal) return (2 * ctas - 1) / head_tiles + 1;
+  constexpr int32_t kLeastFullHeads = 4;
+  return ctas / head_tiles > kLeastFullHeads ? ctas / head_tiles : kLeastFullHeads;
+}
+
+// With a key mask all tiles are careful ones.
+inline Schedule schedule_of(const PrefillParams& p, int32_t ctas) {
+  const int32_t least = least_group_heads(p, ctas);
   const int32_t groups = p.heads > least ? p.heads / least : 1;
-  return {(p.heads - 1) / groups + 1};
+  return {(p.heads - 1) / groups + 1, p.key_mask != nullptr ? 0 : kFastRounds};
 }
 
 }  // namespace mla::sm90_prefill

@@ -13,7 +13,7 @@ Error launch_instance(const PrefillParams& params, const TensorMaps& maps, const
   shape.grid = dim3(static_cast<unsigned>(ctas));
   shape.block = dim3(kThreads);
   shape.shared_bytes = Format::kSharedBytes;
-  shape.dependent = MLA_PREFILL_DEPENDENT;
+  shape.dependent = true;
   return launch("mla_prefill's Hopper kernel", prefill_kernel<Format, kKeyMask>, shape, device, params, maps, schedule);
 }
 

@@ -3,7 +3,7 @@
 // roles and meet at mbarriers:
 //   queries -> tile_full, query_full -> attend (two warpgroups) -> query_empty, tile_empty -> queries
 //   keys -> key_full -> attend -> key_empty -> keys
-//   keys -> value_full, or value_raw -> clear -> value_full -> attend -> value_empty -> keys
+//   keys -> value_full, or in a careful tile value_raw -> clear -> value_full -> attend -> value_empty -> keys
 // The online softmax is FlashAttention-2's (arXiv 2307.08691), the overlap within a warpgroup FlashAttention-3's
 // (arXiv 2407.08608).
 #pragma once
@@ -13,10 +13,6 @@
 #include "kernels/prefill/sm90/attend.cuh"
 #include "kernels/prefill/sm90/clear.cuh"
 #include "kernels/prefill/sm90/loads.cuh"
-
-#if !defined(MLA_PREFILL_DEPENDENT)
-#define MLA_PREFILL_DEPENDENT 1
-#endif
 
 namespace mla::sm90_prefill {
 
@@ -42,6 +38,15 @@ __device__ __forceinline__ void init_barriers(Control& control) {
   ptx::fence_mbarrier_init();
 }
 
+// So that what no copy brings is finite.
+template <class Format>
+__device__ __forceinline__ void zero_values(uint32_t memory) {
+  for (int i = static_cast<int>(threadIdx.x) * 16; i < Format::kStages * Format::kValueBytes; i += kThreads * 16) {
+    ptx::store_shared_16(memory + Format::kValuesAt + i, uint4{});
+  }
+  ptx::fence_async_proxy();
+}
+
 template <class Format, bool kKeyMask>
 __global__ void __launch_bounds__(kThreads, 1)
     prefill_kernel(const __grid_constant__ PrefillParams p, const __grid_constant__ TensorMaps maps,
@@ -58,10 +63,9 @@ __global__ void __launch_bounds__(kThreads, 1)
     if constexpr (!Format::kFp8Values) ptx::prefetch_tensor_map(&maps.values);
     init_barriers<Format::kStages>(control);
   }
-#if MLA_PREFILL_DEPENDENT
+  if constexpr (Format::kFp8Values) zero_values<Format>(memory);
   ptx::wait_for_previous_kernel();
   ptx::launch_dependents();
-#endif
   ptx::barrier_sync(kStartBarrier, kThreads);
 
   if (warp < kAttendWarps) {
@@ -70,7 +74,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   } else {
     ptx::change_registers<kLaunchRegisters, kLoadRegisters>();
     if (warp == kKeyWarp) {
-      load_keys<Format, kKeyMask>(p, maps, memory, control);
+      if (kKeyMask || threadIdx.x % 32 == 0) load_keys<Format, kKeyMask>(p, maps, memory, control);
     } else if (warp == kQueryWarp) {
       load_queries<Format>(p, schedule, &maps.queries, memory + Format::kQueriesAt, control);
     } else {

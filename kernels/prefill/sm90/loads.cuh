@@ -4,16 +4,16 @@
 #include "kernels/cuda/hopper.cuh"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/prefill/sm90/format.cuh"
+#include "kernels/prefill/sm90/retry.cuh"
 #include "kernels/prefill/sm90/schedule.cuh"
 
 namespace mla::sm90_prefill {
 
-// To all who read it. A tile that was not found tells them that there is none.
-__device__ __forceinline__ void publish_tile(bool found, Control& control) {
+// To all who read it.
+__device__ __forceinline__ void publish_tile(Control& control) {
   const Ring<kTiles> position{control.progress.tiles};
   __syncwarp();
   if (threadIdx.x % 32 == 0) {
-    if (!found) control.tiles[position.slot()].rows = 0;
     for (int i = 0; i < kClearWarps; ++i) control.unusable[position.slot()][i] = kNever;
     ptx::mbarrier_arrive(barrier_at(ptx::shared_address(&control), offsetof(Control, tile_full), position.slot()));
   }
@@ -42,19 +42,46 @@ __device__ __forceinline__ void copy_queries(const CUtensorMap* map, uint32_t qu
   __syncwarp();
 }
 
+// Waits until the tile `ahead` of the one that is published next has a slot.
+__device__ __forceinline__ void await_slot(uint32_t ahead, Control& control) {
+  const Ring<kTiles> position{control.progress.tiles + ahead};
+  ptx::mbarrier_wait(barrier_at(ptx::shared_address(&control), offsetof(Control, tile_empty), position.slot()),
+                     position.parity() ^ 1);
+}
+
+// When all tiles have come: back to the first round, once it is known which have to come again.
+__device__ __forceinline__ void start_retries(const Schedule& schedule, Control& control) {
+#pragma unroll 1
+  for (uint32_t ahead = 0; ahead < kTiles; ++ahead) await_slot(ahead, control);
+  const uint32_t ended = control.progress.round, fast = schedule.fast_rounds;
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) {
+    control.progress.retrying = true;
+    control.progress.retry_end = ended < fast ? ended : fast;
+    control.progress.round = 0;
+  }
+  __syncwarp();
+}
+
+// All tiles, then once more those that some warp did not write.
 template <class Format>
 __device__ __forceinline__ void load_queries(const PrefillParams& p, const Schedule& schedule, const CUtensorMap* map,
                                              uint32_t queries, Control& control) {
-  const uint32_t barriers = ptx::shared_address(&control);
   start_progress<Format>(p, schedule, control.progress);
-  for (;;) {
-    const Ring<kTiles> position{control.progress.tiles};
-    ptx::mbarrier_wait(barrier_at(barriers, offsetof(Control, tile_empty), position.slot()), position.parity() ^ 1);
-    const bool found = next_tile<Format>(p, schedule, control.progress, control.tiles[position.slot()]);
-    publish_tile(found, control);
-    if (!found) break;
+#pragma unroll 1
+  while (!control.progress.retrying || next_retry(control)) {
+    await_slot(0, control);
+    Tile& tile = control.tiles[control.progress.tiles % kTiles];
+    if (!next_tile<Format>(p, schedule, control.progress, tile)) {
+      start_retries(schedule, control);
+      continue;
+    }
+    publish_tile(control);
     copy_queries<Format>(map, queries, control);
   }
+  await_slot(0, control);
+  if (threadIdx.x % 32 == 0) control.tiles[control.progress.tiles % kTiles].rows = 0;
+  publish_tile(control);
 }
 
 // Bits first .. first + 127 of the key mask, by a whole warp: lane i has word i of four.
@@ -73,7 +100,7 @@ __device__ __forceinline__ uint32_t range_word(int32_t begin, int32_t end, int i
 }
 
 // A block of values, by one thread: an arrival at `full`, and all its bytes. What lies behind the array is zeros, or in
-// tiles stays as it was, to be cleared.
+// tiles stays as it was.
 template <class Format>
 __device__ __forceinline__ void copy_values(const PrefillParams& p, const CUtensorMap* map, uint32_t shared,
                                             int32_t first_key, int32_t head, uint32_t full, uint64_t policy) {
@@ -93,17 +120,20 @@ __device__ __forceinline__ void copy_values(const PrefillParams& p, const CUtens
   }
 }
 
-// The last block first, since that is where masks are. Keys behind the request's belong to others, or are zeros.
+// The last block first, since that is where masks are. Keys behind the request's belong to others, or are zeros. By a
+// whole warp where there is a key mask, else by its lane 0.
 template <class Format, bool kKeyMask>
 __device__ __forceinline__ void load_keys(const PrefillParams& p, const TensorMaps& maps, uint32_t memory,
                                           Control& control) {
   const int lane = threadIdx.x % 32;
+  const auto sync = [] {
+    if constexpr (kKeyMask) __syncwarp();
+  };
   const uint32_t barriers = ptx::shared_address(&control);
   const uint64_t policy = ptx::evict_normal_policy();
   Ring<Format::kStages> position;
   for (Ring<kTiles> tile_position;; tile_position.advance()) {
-    ptx::mbarrier_wait(barrier_at(barriers, offsetof(Control, tile_full), tile_position.slot()),
-                       tile_position.parity());
+    await_barrier(barrier_at(barriers, offsetof(Control, tile_full), tile_position.slot()), tile_position.parity());
     const Tile& tile = control.tiles[tile_position.slot()];
     if (tile.rows == 0) break;
 #pragma unroll 1
@@ -112,18 +142,18 @@ __device__ __forceinline__ void load_keys(const PrefillParams& p, const TensorMa
       uint32_t word = kKeyMask ? mask_word(p, first_key) : 0;
       if (kKeyMask && Format::kFp8Values) word &= range_word(tile.kv_begin - first_key, tile.kv_end - first_key, lane);
       const int slot = position.slot();
-      ptx::mbarrier_wait(barrier_at(barriers, offsetof(Control, key_empty), slot), position.parity() ^ 1);
+      await_barrier(barrier_at(barriers, offsetof(Control, key_empty), slot), position.parity() ^ 1);
       if (kKeyMask && lane < 4) control.key_words[slot][lane] = word;
-      __syncwarp();
+      sync();
       if (lane == 0) {
         const uint32_t full = barrier_at(barriers, offsetof(Control, key_full), slot);
         ptx::mbarrier_arrive_expect(full, Format::kKeyBytes);
         ptx::copy_box(memory + Format::kKeysAt + slot * Format::kKeyBytes, &maps.keys, full, policy, 0, first_key, 0,
                       tile.head);
       }
-      ptx::mbarrier_wait(barrier_at(barriers, offsetof(Control, value_empty), slot), position.parity() ^ 1);
+      await_barrier(barrier_at(barriers, offsetof(Control, value_empty), slot), position.parity() ^ 1);
       if (kKeyMask && lane < 4) control.value_words[slot][lane] = word;
-      __syncwarp();
+      sync();
       if (lane == 0) {
         const bool raw = is_cleared<Format, kKeyMask>(tile, block);
         const uint32_t full =
@@ -134,7 +164,7 @@ __device__ __forceinline__ void load_keys(const PrefillParams& p, const TensorMa
       }
       position.advance();
     }
-    __syncwarp();
+    sync();
     if (lane == 0) ptx::mbarrier_arrive(barrier_at(barriers, offsetof(Control, tile_empty), tile_position.slot()));
   }
 }

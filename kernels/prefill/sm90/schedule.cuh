@@ -133,7 +133,8 @@ __device__ __forceinline__ void start_progress(const PrefillParams& p, const Sch
   // Causal: a group begins with a round, since what a round lacks are then the shortest tiles.
   const uint32_t places = p.causal ? (tiles + gridDim.x - 1) / gridDim.x * gridDim.x : tiles;
   const int32_t most = most_blocks<Format>(p);
-  if (threadIdx.x % 32 == 0) progress = {static_cast<uint32_t>(head_tiles), places, 0, 0, most, most + 1, 0, 0};
+  if (threadIdx.x % 32 == 0)
+    progress = {static_cast<uint32_t>(head_tiles), places, 0, 0, false, 0, 0, most, most + 1, 0, 0};
   __syncwarp();
 }
 
@@ -157,6 +158,8 @@ __device__ __forceinline__ bool next_tile(const PrefillParams& p, const Schedule
     __syncwarp();
     if (threadIdx.x % 32 == 0) {
       progress.round = round + 1;
+      target.round = static_cast<int32_t>(round);
+      target.careful = round < static_cast<uint32_t>(schedule.fast_rounds) ? progress.retried : kAllWarps;
       target.head = static_cast<int32_t>(first_head + index - rank * heads);
     }
     __syncwarp();

@@ -47,8 +47,15 @@ constexpr int kTurnBarriers = 2;  // and one for each attending group
 
 constexpr int32_t kNever = INT32_MAX;  // a position that no key has
 
-// Queries of one request and head, and the keys that they see. Positions are those in the arrays.
-struct Tile {
+// Tiles in which values are first multiplied as they are: those of a CTA's first rounds, each of which is a bit for
+// every attending warp.
+constexpr int kFastRounds = 2048;
+constexpr int kRetryWords = kFastRounds / 32;
+constexpr uint32_t kAllWarps = (1u << kAttendWarps) - 1;
+
+// Queries of one request and head, and the keys that they see. Positions are those in the arrays. Its size is a power
+// of two, since the warps with few registers have none left for a product.
+struct alignas(64) Tile {
   int32_t rows;  // queries, at most kTileQueries; 0: there is no tile, and none will come
   int32_t first_query;
   int32_t head;
@@ -56,6 +63,8 @@ struct Tile {
   int32_t blocks;            // of keys, from kv_begin on, that some query sees
   int32_t whole_blocks;      // the first of them are seen wholly by all queries
   int32_t diagonal;          // causal: the query at position t sees keys before diagonal + t
+  int32_t round;             // of the schedule
+  uint32_t careful;          // 0: values are multiplied as they are; else cleared before, and these warps write
 };
 
 // Where the query warp is in the schedule. It is kept here since that warp has few registers, and the search for a tile
@@ -64,7 +73,10 @@ struct Progress {
   uint32_t head_tiles;    // of one head
   uint32_t group_places;  // over which the tiles of a group of heads are dealt
   uint32_t round;         // the next
-  uint32_t tiles;         // found
+  uint32_t tiles;         // published
+  bool retrying;          // all tiles came once
+  uint32_t retried;       // then: the warps that did not write the next one
+  uint32_t retry_end;     // and no round from this one on comes again
   int32_t most_blocks;    // that a tile may need
   // Tiles with as many blocks as the one found last: their ranks among a head's.
   int32_t level_blocks, level_begin, level_end;
@@ -76,7 +88,8 @@ struct alignas(16) Control {
   uint32_t value_words[kMostStages][4];  // the same, for as long as its values are there
   Tile tiles[kTiles];                    // in turn
   Progress progress;
-  int32_t unusable[kTiles][kClearWarps];  // position of the first cleared value that was not finite, or kNever
+  int32_t unusable[kTiles][kClearWarps];        // position of the first cleared value that was not finite, or kNever
+  uint32_t retries[kAttendWarps][kRetryWords];  // a bit for each round whose tile the warp did not write
 
   // mbarriers
   uint64_t tile_full[kTiles], tile_empty[kTiles];
@@ -96,6 +109,7 @@ struct TensorMaps {
 // How tiles are dealt to CTAs; schedule.cuh has the rule.
 struct Schedule {
   int32_t group_heads;  // whose tiles run side by side, so that L2 holds their keys and values
+  int32_t fast_rounds;  // at most kFastRounds; tiles of later rounds are careful ones
 };
 
 // A position in a ring of slots, and the parity of the barriers of its current round.
@@ -109,6 +123,9 @@ struct Ring {
   }
   __device__ __forceinline__ uint32_t parity() const { return kPowerOfTwo ? count / kSlots % 2 : count >= kSlots; }
   __device__ __forceinline__ void advance() { count = kPowerOfTwo || count + 1 < 2 * kSlots ? count + 1 : 0; }
+  __device__ __forceinline__ void advance(uint32_t steps) {
+    count = kPowerOfTwo ? count + steps : (count + steps) % (2 * kSlots);
+  }
 };
 
 // An mbarrier of Control, of which `control` is the shared address: array by its offset, and number in it.

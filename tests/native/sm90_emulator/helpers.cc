@@ -128,11 +128,11 @@ void check_update(DType input, DType stored, Random& random) {
   p.cache = actual.data();
   for (int call = 0; call < 2; ++call) {  // the second finds the table as the first left it
     if (p.owner_slots == 0) {
-      run_blocks(ceil_div(tokens, kUpdateThreads / kWarp), kUpdateThreads, [&] { update_few<Element, Stored>(p); });
+      run_blocks(ceil_div(tokens, kUpdateWarps), kUpdateThreads, [&] { update_few<Element, Stored>(p); });
       continue;
     }
     const int64_t claiming = ceil_div(tokens, kUpdateThreads);
-    run_blocks(claiming + ceil_div(tokens, UpdateShape<Element>::kBlockTokens), kUpdateThreads,
+    run_blocks(claiming + ceil_div(tokens, kUpdateWarps), kUpdateThreads,
                [&] { update_many<Element, Stored>(p, static_cast<int32_t>(claiming)); });
     run_blocks(kRestoreBlocks, kUpdateThreads, [&] { restore_last<Element, Stored>(p); });
   }
@@ -209,7 +209,7 @@ void check_gather(DType cached, DType output, Random& random) {
   report.expect_success(gather_context(p, device_with(1)));
   p.latent = latent.data();
   p.rope = rope.data();
-  run_blocks(GatherShape<Cached, Output>::blocks(rows), kGatherThreads, [&] { gather_rows<Cached, Output>(p); });
+  run_blocks(ceil_div(rows, kGatherRows), kGatherThreads, [&] { gather_row<Cached, Output>(p); });
   const std::string text = std::string("gather_context of ") + (kDsMla ? "fp8_ds_mla" : name_of(cached)) + " to " +
                            name_of(output) + ", " + std::to_string(rows) + " rows, " + std::to_string(batch) +
                            " requests";

@@ -448,10 +448,6 @@ T __ldg(const T* source) {
   return *source;
 }
 template <class T>
-T __ldcs(const T* source) {
-  return __ldg(source);
-}
-template <class T>
 T __ldcg(const T* source) {
   mla::emulator::machine.maybe_yield();
   return __ldg(source);

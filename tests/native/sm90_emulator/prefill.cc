@@ -40,9 +40,10 @@ sm90_prefill::TensorMaps describe(const PrefillParams& p) {
 }
 
 template <class Format, bool kKeyMask>
-void run_masked(const PrefillParams& p, int32_t ctas) {
+void run_masked(const PrefillParams& p, int32_t ctas, int32_t fast_rounds) {
   const sm90_prefill::TensorMaps maps = describe<Format>(p);
-  const sm90_prefill::Schedule schedule = sm90_prefill::schedule_of(p, ctas);
+  sm90_prefill::Schedule schedule = sm90_prefill::schedule_of(p, ctas);
+  schedule.fast_rounds = std::min(schedule.fast_rounds, fast_rounds);
   machine.blocks = static_cast<uint32_t>(ctas);
   for (int32_t cta = 0; cta < ctas; ++cta) {
     const bool ended = machine.run(static_cast<uint32_t>(cta), sm90_prefill::kThreads,
@@ -55,20 +56,54 @@ void run_masked(const PrefillParams& p, int32_t ctas) {
 }
 
 template <class Key, class Value>
-void run_kernel(const PrefillParams& p, int32_t ctas) {
+void run_typed(const PrefillParams& p, int32_t ctas, int32_t fast_rounds) {
   using Format = sm90_prefill::Format<Key, Value>;
-  p.key_mask != nullptr ? run_masked<Format, true>(p, ctas) : run_masked<Format, false>(p, ctas);
+  p.key_mask != nullptr ? run_masked<Format, true>(p, ctas, fast_rounds)
+                        : run_masked<Format, false>(p, ctas, fast_rounds);
 }
 
+void run_kernel(const PrefillParams& p, int32_t ctas, int32_t fast_rounds) {
+  switch (p.dtype) {
+    case DType::kF16: return run_typed<__half, __half>(p, ctas, fast_rounds);
+    case DType::kBF16: return run_typed<__nv_bfloat16, __nv_bfloat16>(p, ctas, fast_rounds);
+    default: break;
+  }
+  p.v_tiled ? run_typed<E4M3FN, E4M3FN>(p, ctas, fast_rounds) : run_typed<E4M3FN, __nv_bfloat16>(p, ctas, fast_rounds);
+}
+
+// What a call reads and writes, or writes: out and lse.
+struct Results {
+  std::vector<char> out;
+  std::vector<float> lse;
+
+  explicit Results(const PrefillParams& p) {
+    const auto* first = static_cast<const char*>(p.out);
+    out.assign(first, first + int64_t{p.tokens} * p.heads * kNope * size_of(p.out_dtype));
+    lse.assign(p.lse, p.lse + int64_t{p.tokens} * p.heads);
+  }
+  void restore(const PrefillParams& p) const {
+    std::copy(out.begin(), out.end(), static_cast<char*>(p.out));
+    std::copy(lse.begin(), lse.end(), p.lse);
+  }
+  bool operator==(const Results& other) const {
+    return out == other.out && std::memcmp(lse.data(), other.lse.data(), lse.size() * sizeof(float)) == 0;
+  }
+};
+
+// Few or all tiles are fast ones, and those in which that fails come twice. Sometimes all are careful ones before,
+// which has to give the same bits (where requests do not overlap, since then the last to write a row wins).
 void run(const PrefillParams& p, Random& random) {
   const int32_t ctas = sm90_prefill::cta_count(p, pick(random, 1, 5));
   report.expect(sm90_prefill::takes(p), "the kernel refuses this");
-  switch (p.dtype) {
-    case DType::kF16: return run_kernel<__half, __half>(p, ctas);
-    case DType::kBF16: return run_kernel<__nv_bfloat16, __nv_bfloat16>(p, ctas);
-    default: break;
-  }
-  p.v_tiled ? run_kernel<E4M3FN, E4M3FN>(p, ctas) : run_kernel<E4M3FN, __nv_bfloat16>(p, ctas);
+  const int32_t fast_rounds = choose(random, {sm90_prefill::kFastRounds, sm90_prefill::kFastRounds, 0, 1, 2, 33});
+  const bool apart = std::is_sorted(p.cu_q_lens, p.cu_q_lens + p.batch + 1);
+  if (!apart || pick(random, 0, 2) != 0) return run_kernel(p, ctas, fast_rounds);
+  const Results before(p);
+  run_kernel(p, ctas, /*fast_rounds=*/0);
+  const Results careful(p);
+  before.restore(p);
+  run_kernel(p, ctas, fast_rounds);
+  report.expect(Results(p) == careful, "a careful tile differs from a fast one");
 }
 
 }  // namespace

@@ -11,9 +11,6 @@ template <class TileShape, class Kernel>
 Error launch_shape(Kernel kernel, const DecodeParams& params, const TensorMaps& maps, const Device& device) {
   LaunchShape shape;
   shape.grid = dim3(params.plan.parts);
-#ifdef MLA_CLUSTER
-  if (params.plan.row_tiles % 2 == 0 && params.plan.parts % 2 == 0) shape.cluster = 2;
-#endif
   shape.block = dim3(TileShape::kThreads);
   shape.shared_bytes = TileShape::kSharedBytes;
   return launch("mla_decode's Hopper kernel for fp8 caches", kernel, shape, device, params, maps);

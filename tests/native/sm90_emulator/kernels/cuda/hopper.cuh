@@ -39,6 +39,8 @@ inline void mbarrier_wait(uint32_t barrier, uint32_t parity) {
   machine.wait_until([&] { return machine.barrier(barrier).phase % 2 != parity; });
 }
 
+inline void mbarrier_wait_closed(uint32_t barrier, uint32_t parity) { mbarrier_wait(barrier, parity); }
+
 inline void barrier_sync(int32_t name, int32_t threads) { machine.named_barrier(name, threads, true); }
 
 inline void barrier_arrive(int32_t name, int32_t threads) { machine.named_barrier(name, threads, false); }
