@@ -164,7 +164,8 @@ struct Nothing {
 template <class Shape, class Keys, class Values>
 __device__ __forceinline__ void attend_blocks(Attention<Shape, Keys, Values>& attention, int32_t blocks,
                                               PerRow<Shape>& sum, Output<Shape>& out) {
-  constexpr bool kStartsEarly = Shape::kStepsAhead > 1;  // if the registers suffice
+  // The first values before the references are settled, if registers are left for them.
+  constexpr bool kStartsEarly = Shape::kStepsAhead > 1;
   const int group = attention.group;
   Control<Shape>& control = attention.control;
   ValueOperands<Shape> values;
