@@ -60,9 +60,15 @@ void run_elements(const SparseDecodeParams& p, Random& random) {
 
 template <class Layout, int kTileRows>
 bool run_fp8_rows(const SparseDecodeParams& p, Random& random) {
-  using Shape = sparse_sm90::fp8::Shape<Layout, kTileRows>;
+  namespace fp8 = sparse_sm90::fp8;
   if (p.tile_rows != kTileRows) return false;
-  run_ctas(p, Shape::kThreads, random, [&] { sparse_sm90::fp8_sparse_kernel<Shape>(p); });
+  if constexpr (fp8::is_wide<Layout, kTileRows>) {
+    using Shape = fp8::WideShape<Layout>;
+    run_ctas(p, Shape::kThreads, random, [&] { sparse_sm90::wide_fp8_sparse_kernel<Shape>(p); });
+  } else {
+    using Shape = fp8::Shape<Layout, kTileRows>;
+    run_ctas(p, Shape::kThreads, random, [&] { sparse_sm90::fp8_sparse_kernel<Shape>(p); });
+  }
   return true;
 }
 

@@ -14,6 +14,7 @@ template <class Shape>
 __device__ __forceinline__ void load_tokens(const SparseDecodeParams& p, int warp, uint32_t ring,
                                             dense::Control<Shape>& control, ChosenRing& chosen) {
   using Layout = typename Shape::Layout;
+  constexpr int kSlotTokens = kBlockTokens / Shape::kBlockSlots;
   const int lane = threadIdx.x % 32, token = lane * kTokenWarps + warp;  // a lane has at most one of a block
   const unsigned char* const layer = layer_of(p, Layout::kTokenBytes);
   const uint32_t full = ptx::shared_address(control.full), empty = ptx::shared_address(control.empty);
@@ -25,30 +26,34 @@ __device__ __forceinline__ void load_tokens(const SparseDecodeParams& p, int war
   SparseItems items(p);
   while (items.next(p)) {
     ChosenSlots indices(p, warp == 0 ? tile_of(p, SparseWork(p, items.item())) : Tile{});
-    for (bool last = false; !last; place.advance(), position.advance()) {
+    for (bool last = false; !last; place.advance()) {
       if (warp == 0) indices.next_block(p, place, chosen);
       ptx::barrier_sync(kListBarrier, kTokenThreads);
       last = chosen.last[place.block];
       const int32_t slot = token < kBlockTokens ? chosen.slots[place.block * kBlockTokens + token] : -1;
-      const uint32_t slot_full = full + position.slot * 8, target = ring + position.slot * Shape::kSlotBytes;
-      ptx::mbarrier_wait(empty + position.slot * 8, position.parity ^ 1);
-      if (warp == 0) {
-        const int32_t count = chosen.count[place.block];
-        for (int i = count * Layout::kStride / 16 + lane; i < Shape::kSlotBytes / 16; i += 32) {
-          ptx::store_shared_16(target + i * 16, {});
+#pragma unroll 1
+      for (int first = 0; first < kBlockTokens; first += kSlotTokens, position.advance()) {
+        const uint32_t slot_full = full + position.slot * 8, target = ring + position.slot * Shape::kSlotBytes;
+        ptx::mbarrier_wait(empty + position.slot * 8, position.parity ^ 1);
+        if (warp == 0) {
+          const int32_t left = chosen.count[place.block] - first;
+          const int32_t count = Shape::kBlockSlots == 1 ? left : min_of(max_of(left, 0), kSlotTokens);
+          for (int i = count * Layout::kStride / 16 + lane; i < Shape::kSlotBytes / 16; i += 32) {
+            ptx::store_shared_16(target + i * 16, {});
+          }
+          if (count < kSlotTokens) ptx::fence_async_proxy();  // before the copy engine writes there again
+          __syncwarp();
+          if (lane == 0) {
+            control.blocks[position.slot] = {kBlockTokens, kBlockTokens, dense::kAllGroups | (last ? dense::kLast : 0)};
+            // The other warps' bytes may have arrived by now: the phase ends with this arrival and the last of them.
+            ptx::mbarrier_arrive_expect(slot_full, static_cast<uint32_t>(count) * Layout::kTokenBytes);
+          }
         }
-        if (count < kBlockTokens) ptx::fence_async_proxy();  // before the copy engine writes there again
         __syncwarp();
-        if (lane == 0) {
-          control.blocks[position.slot] = {kBlockTokens, kBlockTokens, dense::kAllGroups | (last ? dense::kLast : 0)};
-          // The other warps' bytes may have arrived by now: the phase ends with this arrival and the last of them.
-          ptx::mbarrier_arrive_expect(slot_full, static_cast<uint32_t>(count) * Layout::kTokenBytes);
+        if (slot >= 0 && (Shape::kBlockSlots == 1 || token / kSlotTokens * kSlotTokens == first)) {
+          ptx::copy_bytes(target + (token - first) * Layout::kStride, layer + int64_t{slot} * Layout::kTokenBytes,
+                          Layout::kTokenBytes, slot_full, policy);
         }
-      }
-      __syncwarp();
-      if (slot >= 0) {
-        ptx::copy_bytes(target + token * Layout::kStride, layer + int64_t{slot} * Layout::kTokenBytes,
-                        Layout::kTokenBytes, slot_full, policy);
       }
     }
   }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/decode/sm90/fp8/shape.h"
+#include "kernels/decode/sm90/fp8/wide/shape.h"
 #include "kernels/sparse/sm90/chosen.cuh"
 #include "kernels/sparse/sm90/fp8/layouts.h"
 
@@ -44,6 +45,30 @@ struct Shape : dense::Shape<kTileRows> {
   static constexpr int kControlOffset = kWeightOffset + 2 * kWeightBytes;
   static constexpr int kChosenOffset =
       kControlOffset + static_cast<int>(sizeof(dense::ControlOf<kTileRows, Dense::kScoreGroups, kSlots>));
+};
+
+// Where tokens have scales, the weights' sets leave no room for the three blocks that wide tiles have in use.
+template <class Layout, int kTileRows>
+constexpr bool is_wide = kTileRows == dense::wide::Shape::kRows && Layout::kScales == 0;
+
+// The same for wide tiles, of 64 heads.
+template <class CacheLayout>
+struct WideShape : dense::wide::Shape {
+  using Layout = CacheLayout;
+  static_assert(Layout::kScales == 0, "one set of weights");
+  static constexpr int kSlotBytes = kSlotTokens * Layout::kStride;
+  // Loads take more registers here than in dense decode, and so the attending warps have fewer.
+  static constexpr int kAttendRegisters = 232, kLoadRegisters = 40;
+  static constexpr int kStepsAhead = 1;
+
+  static constexpr int kSwizzleBytes = 1024;
+  static constexpr int kQueryOffset = (kSlots * kSlotBytes + kSwizzleBytes - 1) / kSwizzleBytes * kSwizzleBytes;
+  static constexpr int kWeightOffset = kQueryOffset + kQueryBytes;
+  static constexpr int kControlOffset = kWeightOffset + 2 * kWeightBytes;
+  static constexpr int kChosenOffset =
+      kControlOffset + static_cast<int>(sizeof(dense::ControlOf<kRows, kScoreGroups, kSlots>));
+  static constexpr size_t kSharedBytes = kChosenOffset + sizeof(ChosenRing);
+  static_assert(kSharedBytes <= dense::kSharedLimit);
 };
 
 }  // namespace mla::sparse_sm90::fp8

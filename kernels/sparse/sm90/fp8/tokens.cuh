@@ -107,6 +107,21 @@ struct Keys {
   }
 };
 
+// Of wide tiles; found anew for each block, since registers are short.
+template <class Layout>
+struct WideKeys : Keys<Layout> {
+  __device__ __forceinline__ explicit WideKeys(int warp) : Keys<Layout>(warp) {
+    const uint32_t lane = static_cast<uint32_t>(ptx::thread_index()) % 32;
+    this->line = (lane % 16 + warp * 16) * Layout::kStride + lane / 16 * 16;
+  }
+};
+
+template <class Layout, int kLoads>
+__device__ __forceinline__ void load_key_bytes(const Keys<Layout>& keys, uint32_t slot, int first,
+                                               uint32_t (&bytes)[kLoads][4]) {
+  keys.load(slot, first, bytes);
+}
+
 // Left operands, as cached and as multiplied; they stay until the products have been waited for.
 template <class Shape>
 struct Operands {

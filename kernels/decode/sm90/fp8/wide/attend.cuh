@@ -45,7 +45,6 @@ struct Attention {
   // The left operand's 64 rows are the tokens of two slots; this warp's lie in one of them.
   static constexpr int kSlotWarps = kGroupWarps / Shape::kBlockSlots;
   uint32_t own_part;
-  Keys keys;
   uint32_t value_line;
   WeightBarriers barriers;
   uint32_t first = 0;  // block of the item, by its number in the part
@@ -60,7 +59,6 @@ struct Attention {
         queries(ptx::matrix_operand(base + Shape::kQueryOffset)),
         weights(ptx::matrix_operand(base + Shape::kWeightOffset)),
         own_part(warp / kSlotWarps),
-        keys(warp % kSlotWarps),
         value_line(Values::line(group, warp)),
         barriers(control) {}
 
@@ -73,17 +71,19 @@ struct Attention {
     return control.tile.kv_begin + block * kBlockTokens;
   }
 
+  __device__ __forceinline__ Keys keys() const { return Keys(warp % kSlotWarps); }
+
   // As soon as the block's keys are there, the operands of its first products.
   __device__ __forceinline__ void start_scores(int32_t block, KeyOperands<Shape>& operands) const {
     const Place<Shape> place(first + block, own_part);
     ptx::mbarrier_wait(full + place.slot * 8, place.parity);
-    start_keys<Shape>(keys, base + place.slot * Shape::kSlotBytes, operands);
+    start_keys<Shape>(keys(), base + place.slot * Shape::kSlotBytes, operands);
   }
 
   // Scores in base 2, -inf where a row does not see a token.
   __device__ __forceinline__ void score_block(int32_t block, KeyOperands<Shape>& operands, Scores<Shape>& score) const {
     const Place<Shape> place(first + block, own_part);
-    multiply_keys<Shape>(keys, base + place.slot * Shape::kSlotBytes, queries, operands, score);
+    multiply_keys<Shape>(keys(), base + place.slot * Shape::kSlotBytes, queries, operands, score);
     const uint32_t valid_groups = control.blocks[place.slot].flags & kAllGroups;
     ptx::wgmma_wait<0>();
     scale_products<Shape>(control.factor, score);
@@ -93,13 +93,13 @@ struct Attention {
   }
 
   // The references that this group's block is weighed against. The block before has moved them by now.
-  __device__ __forceinline__ void settle_references(int32_t block, const Scores<Shape>& score,
-                                                    PerRow<Shape>& sum) const {
+  __device__ __forceinline__ void settle_references(int32_t block, Scores<Shape>& score, PerRow<Shape>& sum) const {
     if (block > 0 && control.rescaled[group ^ 1]) rescale_sums<Shape>(control.rescale[group ^ 1], sum);
     barriers.wait_empty(group);
     const bool moved =
         ptx::barrier_any(kGroupBarrier + group, kGroupThreads, outgrown<Shape>(score, control.reference));
     if (moved) {
+      ptx::hold(score);  // or the vote's maxima would stay in registers
       move_references<Shape>(score, group, control.rescale[group], control);
       rescale_sums<Shape>(control.rescale[group], sum);
     }
@@ -125,22 +125,29 @@ struct Attention {
   }
 
   // Until a block's weights are there. `operands`: of its first products.
-  __device__ __forceinline__ void await_weights(int32_t block, const BlockSlots& slots, ValueOperands& operands) const {
+  __device__ __forceinline__ void await_weights(int32_t block, const BlockSlots& slots,
+                                                ValueOperands<Shape>& operands) const {
     barriers.wait_full(block % 2);
-    const int32_t visible = control.visible_end[0] - first_token(block);  // to all rows
-    if (!Values::kClears || visible >= kBlockTokens) return;
+    if constexpr (Values::kClears) {
+      if (control.visible_end[0] - first_token(block) < kBlockTokens) clear_block(block, slots, operands);
+    }
+  }
+
+  // docs/hopper.md, "Masks". The scores have been made of what is cleared.
+  __device__ __forceinline__ void clear_block(int32_t block, const BlockSlots& slots,
+                                              ValueOperands<Shape>& operands) const {
 #pragma unroll
     for (int i = 0; i < Shape::kBlockSlots; ++i) {
-      const int32_t before = i * Shape::kSlotTokens;
-      clear_values<Shape::kSlotTokens>(slots.values[i], control.tile.kv_end - first_token(block) - before,
-                                       visible - before, group);
+      const int32_t first = first_token(block) + i * Shape::kSlotTokens;
+      clear_values<Shape::kSlotTokens>(slots.values[i], control.tile.kv_end - first, control.visible_end[0] - first,
+                                       group);
     }
     ptx::barrier_sync(kOutputBarrier + group, kGroupThreads);
-    start_block<Values>(slots, value_line, operands);
+    start_block<Shape, Values>(slots, value_line, operands);
   }
 
   template <class Beside>
-  __device__ __forceinline__ void accumulate(int32_t block, const BlockSlots& slots, ValueOperands& operands,
+  __device__ __forceinline__ void accumulate(int32_t block, const BlockSlots& slots, ValueOperands<Shape>& operands,
                                              Output<Shape>& out, const Beside& beside) const {
     const int buffer = block % 2;
     if (control.rescaled[buffer]) rescale_output(control.rescale[buffer], out);
@@ -157,9 +164,11 @@ struct Nothing {
 template <class Shape, class Keys, class Values>
 __device__ __forceinline__ void attend_blocks(Attention<Shape, Keys, Values>& attention, int32_t blocks,
                                               PerRow<Shape>& sum, Output<Shape>& out) {
+  // The first values before the references are settled, if registers are left for them.
+  constexpr bool kStartsEarly = Shape::kStepsAhead > 1;
   const int group = attention.group;
   Control<Shape>& control = attention.control;
-  ValueOperands values;
+  ValueOperands<Shape> values;
   BlockSlots slots;
   KeyOperands<Shape> key_operands;
   int32_t block = group;
@@ -171,11 +180,12 @@ __device__ __forceinline__ void attend_blocks(Attention<Shape, Keys, Values>& at
     const auto weigh = [&](int j) { weigh_rows<Shape>(score, control.reference, j, target, sum); };
     if (block > 0) {
       slots = attention.wait_for(block - 1);
-      start_block<Values>(slots, attention.value_line, values);
+      if (kStartsEarly) start_block<Shape, Values>(slots, attention.value_line, values);
       attention.await_weights(block - 1, slots, values);
     }
     attention.settle_references(block, score, sum);
     if (block > 0) {
+      if (!kStartsEarly) start_block<Shape, Values>(slots, attention.value_line, values);
       static_assert(kSteps == Shape::kRowGroups);
       attention.accumulate(block - 1, slots, values, out, weigh);
     } else {
@@ -183,7 +193,7 @@ __device__ __forceinline__ void attend_blocks(Attention<Shape, Keys, Values>& at
       for (int j = 0; j < Shape::kRowGroups; ++j) weigh(j);
     }
     slots = attention.wait_for(block);
-    start_block<Values>(slots, attention.value_line, values);
+    start_block<Shape, Values>(slots, attention.value_line, values);
     ptx::wgmma_wait<0>();
     if (block > 0) attention.barriers.give_back(group ^ 1);
     attention.hand_over_weights(score, target);
@@ -196,7 +206,7 @@ __device__ __forceinline__ void attend_blocks(Attention<Shape, Keys, Values>& at
   }
   if (block == blocks) {  // the last block is the other group's
     slots = attention.wait_for(block - 1);
-    start_block<Values>(slots, attention.value_line, values);
+    start_block<Shape, Values>(slots, attention.value_line, values);
     attention.await_weights(block - 1, slots, values);
     attention.accumulate(block - 1, slots, values, out, Nothing{});
     ptx::wgmma_wait<0>();

@@ -13,35 +13,36 @@ struct BlockSlots {
   uint32_t empty[Shape::kBlockSlots];   // their barriers
 };
 
-// A step is 32 tokens and 64 columns: one ldmatrix, and the two products that it suffices for. Its bytes are asked for
-// kAhead steps before.
+// A step is 32 tokens and 64 columns: one ldmatrix, and the two products that it suffices for.
 constexpr int kSlotSteps = kGroupChunks;
 constexpr int kSteps = Shape::kBlockSlots * kSlotSteps;
-constexpr int kAhead = 2;
 
 // Left operands, as cached and as multiplied.
+template <class Shape>
 struct ValueOperands {
-  uint32_t bytes[kAhead][1][4];
+  static_assert(kSteps % Shape::kOutputBuffers == 0, "a block starts in the first buffer");
+  uint32_t bytes[Shape::kStepsAhead][1][4];
   uint32_t fragments[Shape::kOutputBuffers][2][4];
 };
-static_assert(kSteps % Shape::kOutputBuffers == 0, "a block starts in the first buffer");
 
 // `line`: of this lane.
-template <class Values>
-__device__ __forceinline__ void load_step(const BlockSlots& slots, uint32_t line, int step, ValueOperands& operands) {
+template <class Shape, class Values>
+__device__ __forceinline__ void load_step(const BlockSlots& slots, uint32_t line, int step,
+                                          ValueOperands<Shape>& operands) {
   const int offset = Values::offset(step % kSlotSteps * kChunkLoads);
-  ptx::ldmatrix_x4_trans(operands.bytes[step % kAhead][0], slots.values[step / kSlotSteps] + line + offset);
+  ptx::ldmatrix_x4_trans(operands.bytes[step % Shape::kStepsAhead][0], slots.values[step / kSlotSteps] + line + offset);
 }
 
-__device__ __forceinline__ void expand_step(int step, ValueOperands& operands) {
-  expand_values(operands.bytes[step % kAhead], operands.fragments[step % Shape::kOutputBuffers]);
+template <class Shape>
+__device__ __forceinline__ void expand_step(int step, ValueOperands<Shape>& operands) {
+  expand_values(operands.bytes[step % Shape::kStepsAhead], operands.fragments[step % Shape::kOutputBuffers]);
 }
 
 // The first products' operands. Products of a block before may still run, but those of its last step alone.
-template <class Values>
-__device__ __forceinline__ void start_block(const BlockSlots& slots, uint32_t line, ValueOperands& operands) {
+template <class Shape, class Values>
+__device__ __forceinline__ void start_block(const BlockSlots& slots, uint32_t line, ValueOperands<Shape>& operands) {
 #pragma unroll
-  for (int step = 0; step < kAhead; ++step) load_step<Values>(slots, line, step, operands);
+  for (int step = 0; step < Shape::kStepsAhead; ++step) load_step<Shape, Values>(slots, line, step, operands);
   expand_step(0, operands);
 }
 
@@ -49,7 +50,8 @@ __device__ __forceinline__ void start_block(const BlockSlots& slots, uint32_t li
 // there is to do, while the products of each step run. A slot is given back as soon as its values are in registers.
 template <class Shape, class Values, class Beside>
 __device__ __forceinline__ void accumulate_block(const BlockSlots& slots, uint32_t line, uint32_t weights,
-                                                 ValueOperands& operands, Output<Shape>& out, const Beside& beside) {
+                                                 ValueOperands<Shape>& operands, Output<Shape>& out,
+                                                 const Beside& beside) {
   constexpr int kBuffers = Shape::kOutputBuffers;
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
@@ -61,7 +63,7 @@ __device__ __forceinline__ void accumulate_block(const BlockSlots& slots, uint32
                           weights + (step / kSlotSteps * 2 + i) * 32 / 16, true);
     }
     ptx::wgmma_commit();
-    if (step + kAhead < kSteps) load_step<Values>(slots, line, step + kAhead, operands);
+    if (step + Shape::kStepsAhead < kSteps) load_step<Shape, Values>(slots, line, step + Shape::kStepsAhead, operands);
     beside(step);
     if (next >= kBuffers) ptx::wgmma_wait<kBuffers - 1>();
     if (next < kSteps) {

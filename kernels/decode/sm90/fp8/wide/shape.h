@@ -30,6 +30,7 @@ struct Shape {
   static constexpr int kLoads = kProducts / 2;
   static constexpr int kScoreBuffers = 2;
   static constexpr int kOutputBuffers = 2;
+  static constexpr int kStepsAhead = 2;  // of the output, whose bytes are fetched
 
   // A slot is half a block, 32 tokens: what one ldmatrix of the output takes, so that it is given back when a block's
   // products are half done.
