@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--peers", type=Path, metavar="DIR", help=f"what imports the peers (default {PEERS})")
     parser.add_argument("--repeats", type=int, default=4, metavar="N", help="of each time; the median counts")
-    parser.add_argument("--seconds", type=float, default=0.02, metavar="S", help="of each repeat (default 0.02)")
+    parser.add_argument("--seconds", type=float, default=0.1, metavar="S", help="of each repeat (default 0.1)")
     parser.add_argument(
         "--time-limit", type=float, metavar="S", help="start no cell after this many seconds of measuring"
     )
