@@ -77,20 +77,33 @@ struct NoScales {
   __device__ __forceinline__ void lift(Scores<Shape>&) const {}
 };
 
-// The products of a block with the queries, the last of which still run. The next bytes are fetched, and become
-// operands, while the products before them run.
+// Left operands, as cached and as multiplied.
 template <class Shape>
-__device__ __forceinline__ void multiply_keys(const KeyLines& lines, uint32_t slot, uint32_t queries,
-                                              Scores<Shape>& score) {
-  constexpr int kSteps = kWidth / kProductDepth / Shape::kProducts;
-  constexpr int kLoads = Shape::kLoads, kBuffers = Shape::kScoreBuffers;
-  uint32_t bytes[kLoads][4], fragments[kBuffers][Shape::kProducts][4];
-  load_key_bytes(lines, slot, 0, bytes);
+struct KeyOperands {
+  uint32_t bytes[Shape::kLoads][4];
+  uint32_t fragments[Shape::kScoreBuffers][Shape::kProducts][4];
+};
+
+// The first products' operands, ahead of the others.
+template <class Shape, class Keys>
+__device__ __forceinline__ void start_keys(const Keys& keys, uint32_t slot, KeyOperands<Shape>& operands) {
+  load_key_bytes(keys, slot, 0, operands.bytes);
+  expand_keys(operands.bytes, operands.fragments[0]);
+}
+
+// The products of a block with the queries, the last of which still run. The next bytes are fetched, and become
+// operands, while the products before them run. kStarted: start_keys() has made the first operands.
+template <class Shape, bool kStarted, class Keys>
+__device__ __forceinline__ void multiply_keys(const Keys& keys, uint32_t slot, uint32_t queries,
+                                              KeyOperands<Shape>& operands, Scores<Shape>& score) {
+  constexpr int kSteps = kWidth / kProductDepth / Shape::kProducts, kBuffers = Shape::kScoreBuffers;
+  auto& [bytes, fragments] = operands;
+  if constexpr (!kStarted) load_key_bytes(keys, slot, 0, bytes);
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     if (step >= kBuffers) ptx::wgmma_wait<kBuffers - 1>();
-    expand_keys(bytes, fragments[step % kBuffers]);
-    if (step + 1 < kSteps) load_key_bytes(lines, slot, (step + 1) * kLoads, bytes);
+    if (!kStarted || step > 0) expand_keys(bytes, fragments[step % kBuffers]);
+    if (step + 1 < kSteps) load_key_bytes(keys, slot, (step + 1) * Shape::kLoads, bytes);
     ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < Shape::kProducts; ++i) {
@@ -107,7 +120,8 @@ __device__ __forceinline__ void multiply_keys(const KeyLines& lines, uint32_t sl
 template <class Shape>
 __device__ __forceinline__ void score_block(const KeyLines& lines, uint32_t slot, uint32_t empty, uint32_t queries,
                                             NoScales&, Scores<Shape>& score) {
-  multiply_keys<Shape>(lines, slot, queries, score);
+  KeyOperands<Shape> operands;
+  multiply_keys<Shape, /*kStarted=*/false>(lines, slot, queries, operands, score);
   ptx::mbarrier_arrive_warp(empty);
   ptx::wgmma_wait<0>();
 }

@@ -83,7 +83,7 @@ struct Attention {
   // Scores in base 2, -inf where a row does not see a token.
   __device__ __forceinline__ void score_block(int32_t block, KeyOperands<Shape>& operands, Scores<Shape>& score) const {
     const Place<Shape> place(first + block, own_part);
-    multiply_keys<Shape>(keys(), base + place.slot * Shape::kSlotBytes, queries, operands, score);
+    multiply_keys<Shape, true>(keys(), base + place.slot * Shape::kSlotBytes, queries, operands, score);
     const uint32_t valid_groups = control.blocks[place.slot].flags & kAllGroups;
     ptx::wgmma_wait<0>();
     scale_products<Shape>(control.factor, score);

@@ -12,43 +12,6 @@ struct Keys : KeyLines {
   __device__ __forceinline__ explicit Keys(int warp) : KeyLines(warp, Shape::kRopeOffset) {}
 };
 
-// Left operands, as cached and as multiplied.
-template <class Shape>
-struct KeyOperands {
-  uint32_t bytes[Shape::kLoads][4];
-  uint32_t fragments[Shape::kScoreBuffers][Shape::kProducts][4];
-};
-
-// The first products' operands.
-template <class Shape, class Keys>
-__device__ __forceinline__ void start_keys(const Keys& keys, uint32_t slot, KeyOperands<Shape>& operands) {
-  load_key_bytes(keys, slot, 0, operands.bytes);
-  expand_keys(operands.bytes, operands.fragments[0]);
-}
-
-// The products of a block that was started, the last of which still run.
-template <class Shape, class Keys>
-__device__ __forceinline__ void multiply_keys(const Keys& keys, uint32_t slot, uint32_t queries,
-                                              KeyOperands<Shape>& operands, Scores<Shape>& score) {
-  constexpr int kSteps = kWidth / kProductDepth / Shape::kProducts, kBuffers = Shape::kScoreBuffers;
-  auto& [bytes, fragments] = operands;
-#pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    if (step >= kBuffers) ptx::wgmma_wait<kBuffers - 1>();
-    if (step > 0) expand_keys(bytes, fragments[step % kBuffers]);
-    if (step + 1 < kSteps) load_key_bytes(keys, slot, (step + 1) * Shape::kLoads, bytes);
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < Shape::kProducts; ++i) {
-      constexpr int kChunkProducts = kProductColumns / kProductDepth;
-      const int product = step * Shape::kProducts + i;
-      const int offset = product / kChunkProducts * Shape::kQueryChunkBytes + product % kChunkProducts * 32;
-      ptx::register_wgmma(score, fragments[step % kBuffers][i], queries + offset / 16, product != 0);
-    }
-    ptx::wgmma_commit();
-  }
-}
-
 // Where this lane stores weights of a warp's tokens, for stmatrix: lanes 0-7 address the rows' first eight tokens,
 // lanes 8-15 the next eight.
 __device__ __forceinline__ uint32_t weight_line(int warp) {

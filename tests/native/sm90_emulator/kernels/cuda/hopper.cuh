@@ -29,11 +29,6 @@ inline void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
 
 inline void cp_async_arrive(uint32_t barrier) { machine.arrive_behind_copies(barrier); }
 
-inline bool mbarrier_done(uint32_t barrier, uint32_t parity) {
-  machine.maybe_yield();
-  return machine.barrier(barrier).phase % 2 != parity;
-}
-
 inline void mbarrier_wait(uint32_t barrier, uint32_t parity) {
   machine.maybe_yield();
   machine.wait_until([&] { return machine.barrier(barrier).phase % 2 != parity; });
