@@ -15,14 +15,14 @@ namespace {
 
 constexpr int64_t kElementBytes = 2;
 
-// The box of wide tiles is a slice, eight tokens with all of their columns. A coordinate for everything that the device
-// may say, so that a page outside the cache is outside the map too.
+// A box has tokens of one page alone, and the chunks that share a slot where that needs no gaps. A coordinate for
+// everything that the device may say, so that a page outside the cache is outside the map too.
 Error encode_keys(CUtensorMap* map, const DecodeParams& p) {
   constexpr int64_t kTokenBytes = kWidth * kElementBytes;
   const bool whole_blocks = p.page_size >= kBlockTokens, wide_tiles = p.plan.tile_rows == wide::kRows;
   const int64_t page_bytes = p.page_size * kTokenBytes;
-  const int32_t tokens = wide_tiles ? wide::kSliceTokens : whole_blocks ? kBlockTokens : p.page_size;
-  const int32_t chunks = wide_tiles ? kChunks : whole_blocks ? kSlotChunks : 1;
+  const int32_t tokens = whole_blocks ? kBlockTokens : p.page_size;
+  const int32_t chunks = wide_tiles || !whole_blocks ? 1 : kSlotChunks;
   return encode_tensor_map(map, "the cache", p.cache, p.cache_dtype,
                            {{kChunkColumns, 0, kChunkColumns},
                             {p.page_size, kTokenBytes, tokens},

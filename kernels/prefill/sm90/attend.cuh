@@ -12,7 +12,6 @@
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/wgmma_e4m3.cuh"
 #include "kernels/cuda/wgmma_registers.cuh"
-#include "kernels/cuda/wgmma_wide.cuh"
 #include "kernels/decode/softmax.h"
 #include "kernels/prefill/sm90/output.cuh"
 #include "kernels/prefill/sm90/retry.cuh"

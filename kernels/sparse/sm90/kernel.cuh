@@ -21,7 +21,7 @@ __device__ __forceinline__ void load(const SparseDecodeParams& p, const QueryMap
   auto& chosen = *reinterpret_cast<ChosenRing*>(shared + Memory<Layout>::kChosenOffset);
   const uint32_t ring = ptx::shared_address(shared);
   if (warp == 0 && threadIdx.x % 32 == 0) {
-    init_barriers(control, kKeyThreads);
+    init_barriers(control, Layout::kFullArrivals);
     Layout::announce(control);
   }
   ptx::barrier_sync(sm90::kStartBarrier, Layout::kThreads);

@@ -24,8 +24,7 @@ __device__ __forceinline__ void load_tokens(const SparseDecodeParams& p, int war
   const unsigned char* const layer = layer_of(p, kTokenBytes);
   const uint32_t full = ptx::shared_address(control.full), empty = ptx::shared_address(control.empty);
   ChosenPlace place;
-  int slot = 0;
-  uint32_t parity = 0;  // of the ring's current round
+  typename Layout::Position position;
 
   SparseItems items(p);
   while (items.next(p)) {
@@ -35,15 +34,15 @@ __device__ __forceinline__ void load_tokens(const SparseDecodeParams& p, int war
       ptx::barrier_sync(kListBarrier, kKeyThreads);
       last = chosen.last[place.block];
 #pragma unroll 1
-      for (int i = 0; i < Layout::kBlockSlots; ++i) {
-        ptx::mbarrier_wait(empty + slot * 8, parity ^ 1);
-        Layout::copy(layer, chosen.slots + place.block * kBlockTokens, i, ring + slot * Layout::kSlotBytes, warp);
+      for (int turn = 0; turn < sm90::kChunks / kKeyWarps; ++turn) {
+        const uint32_t slot = position.slot(turn, warp);
+        ptx::mbarrier_wait(empty + slot * 8, position.parity() ^ 1);
+        copy_chunk(layer, chosen.slots + place.block * kBlockTokens, position.chunk(turn, warp),
+                   ring + slot * Layout::kSlotBytes + position.offset(warp));
         ptx::cp_async_arrive(full + slot * 8);
-        if (++slot == Layout::kSlots) {
-          slot = 0;
-          parity ^= 1;
-        }
+        position.advance();
       }
+      position.next_block();
     }
   }
 }

@@ -32,6 +32,22 @@ __device__ __forceinline__ void for_tokens(const unsigned char* rows, const int3
   for (int i = 0; i < kTokensAtOnce; ++i) copy(i, rows + int64_t{max_of(each[i], 0)} * kTokenBytes, each[i] >= 0);
 }
 
+// A chunk of all of a block's tokens, of which eight lanes have 16 neighbours.
+__device__ __forceinline__ void copy_chunk(const unsigned char* layer, const int32_t* slots, int chunk,
+                                           uint32_t target) {
+  constexpr int kTokens = kBlockTokens * kLanes / 32;
+  const int first = threadIdx.x % 32 / kLanes * kTokens;
+  layer += chunk * sm90::kLineBytes + threadIdx.x % kLanes * 16;
+  target += first * sm90::kLineBytes;
+#pragma unroll
+  for (int token = 0; token < kTokens; token += kTokensAtOnce) {
+    for_tokens(layer, slots + first + token, [&](int i, const unsigned char* source, bool valid) {
+      const int line = (token + i) % 8;
+      ptx::cp_async_16(target + (token + i - line) * sm90::kLineBytes + swizzled_unit(line), source, valid);
+    });
+  }
+}
+
 // Tiles of up to 48 rows: a slot is three chunks of 64 columns, one for each key warp.
 template <int kTileRows>
 struct Narrow {
@@ -39,57 +55,54 @@ struct Narrow {
   using Control = sm90::Control<Shape>;
   static constexpr int kFirstLoadWarp = Shape::kKeyWarp;
   static constexpr int kThreads = Shape::kThreads;
-  static constexpr int kSlots = Shape::kSlots, kBlockSlots = sm90::kBlockSlots, kSlotBytes = sm90::kSlotBytes;
+  static constexpr int kSlots = Shape::kSlots, kSlotBytes = sm90::kSlotBytes;
+  static constexpr int kFullArrivals = kKeyThreads;
 
   // What the consumers ask of a block besides its tokens, once for all: there is no page that could be missing.
   static __device__ __forceinline__ void announce(Control& control) {
     for (uint32_t& pages : control.valid_pages) pages = 1;
   }
 
-  // A key warp's share of the block's i-th slot: a chunk of all tokens, of which eight lanes have 16 neighbours.
-  static __device__ __forceinline__ void copy(const unsigned char* layer, const int32_t* slots, int i, uint32_t target,
-                                              int warp) {
-    constexpr int kTokens = kBlockTokens * kLanes / 32;
-    const int first = threadIdx.x % 32 / kLanes * kTokens;
-    const int chunk = i * sm90::kSlotChunks + warp;
-    layer += chunk * sm90::kLineBytes + threadIdx.x % kLanes * 16;
-    target += warp * sm90::kChunkBytes + first * sm90::kLineBytes;
-#pragma unroll
-    for (int token = 0; token < kTokens; token += kTokensAtOnce) {
-      for_tokens(layer, slots + first + token, [&](int i, const unsigned char* source, bool valid) {
-        const int line = (token + i) % 8;
-        ptx::cp_async_16(target + (token + i - line) * sm90::kLineBytes + swizzled_unit(line), source, valid);
-      });
-    }
-  }
+  // Where key warp `warp` puts its chunks in turn.
+  struct Position {
+    sm90::Ring<Shape> ring;
+
+    __device__ __forceinline__ uint32_t slot(int /*turn*/, int /*warp*/) const { return ring.slot; }
+    __device__ __forceinline__ uint32_t parity() const { return ring.parity; }
+    static __device__ __forceinline__ int chunk(int turn, int warp) { return turn * kKeyWarps + warp; }
+    static __device__ __forceinline__ uint32_t offset(int warp) { return warp * sm90::kChunkBytes; }
+    __device__ __forceinline__ void advance() { ring.advance(); }
+    __device__ __forceinline__ void next_block() {}
+  };
 };
 
-// Tiles of 64 rows: a slot is two slices, of eight tokens with all of their columns.
+// Tiles of 64 rows: a slot is a chunk.
 struct Wide {
   using Shape = sm90::wide::Shape;
   using Control = sm90::wide::Control;
   static constexpr int kFirstLoadWarp = sm90::wide::kKeyWarp;
   static constexpr int kThreads = sm90::wide::kThreads;
-  static constexpr int kSlots = sm90::wide::kSlots, kBlockSlots = sm90::wide::kBlockSlots;
-  static constexpr int kSlotBytes = sm90::wide::kSlotBytes;
+  static constexpr int kSlots = sm90::wide::kSlots, kSlotBytes = sm90::kChunkBytes;
+  static constexpr int kFullArrivals = 32;
 
   static __device__ __forceinline__ void announce(Control& control) {
     for (uint32_t& slices : control.valid_slices) slices = sm90::wide::kAllSlices;
   }
 
-  static __device__ __forceinline__ void copy(const unsigned char* layer, const int32_t* slots, int i, uint32_t target,
-                                              int warp) {
-    const int first = threadIdx.x % 32 / kLanes * kTokensAtOnce;
-    layer += warp * sm90::kLineBytes + threadIdx.x % kLanes * 16;
-    target += warp * sm90::wide::kSliceChunkBytes + first / 8 * sm90::wide::kSliceBytes;
-    for_tokens(layer, slots + i * sm90::wide::kSlotTokens + first, [&](int i, const unsigned char* source, bool valid) {
-      const uint32_t line = target + swizzled_unit(first % 8 + i);
-#pragma unroll
-      for (int chunk = 0; chunk < sm90::kChunks; chunk += kKeyWarps) {
-        ptx::cp_async_16(line + chunk * sm90::wide::kSliceChunkBytes, source + chunk * sm90::kLineBytes, valid);
-      }
-    });
-  }
+  struct Position {
+    uint32_t block = 0;
+
+    __device__ __forceinline__ uint32_t slot(int turn, int warp) const {
+      return sm90::wide::Place(block).slot(chunk(turn, warp));
+    }
+    __device__ __forceinline__ uint32_t parity() const { return sm90::wide::Place(block).parity; }
+    static __device__ __forceinline__ int chunk(int turn, int warp) {
+      return sm90::wide::chunk_in_order(turn * kKeyWarps + warp);
+    }
+    static __device__ __forceinline__ uint32_t offset(int /*warp*/) { return 0; }
+    __device__ __forceinline__ void advance() {}
+    __device__ __forceinline__ void next_block() { ++block; }
+  };
 };
 
 // In shared memory: the ring of slots, the queries, what the consumers share, and the chosen slots.

@@ -25,14 +25,8 @@ sm90::TensorMaps describe(const DecodeParams& p) {
   const int64_t token = kWidth * 2, page = p.page_size * token, rows = int64_t{p.tokens} * p.heads;
   describe(&maps.keys, p.cache,
            {{64, 0, 64},
-            {p.page_size, token,
-             wide    ? sm90::wide::kSliceTokens
-             : whole ? kBlockTokens
-                     : p.page_size},
-            {9, 128,
-             wide    ? 9
-             : whole ? sm90::kSlotChunks
-                     : 1},
+            {p.page_size, token, whole ? kBlockTokens : p.page_size},
+            {9, 128, wide || !whole ? 1 : sm90::kSlotChunks},
             {p.pages, page, 1},
             {p.layers, p.pages * page, 1}});
   describe(&maps.q_latent, p.q_latent, {{64, 0, 64}, {rows, p.q_latent_stride * 2, p.plan.tile_rows}, {8, 128, 8}});

@@ -1,4 +1,4 @@
-// clear_values of sm90/clear.cuh, over a block of slices.
+// clear_values of sm90/clear.cuh, over a block that one warpgroup clears.
 #pragma once
 
 #include "kernels/cuda/element.cuh"
@@ -15,8 +15,7 @@ __device__ __forceinline__ void clear_values(uint32_t block, int32_t hidden, int
 #pragma unroll 1
   for (int i = threadIdx.x % kGroupThreads; i < vectors; i += kGroupThreads) {
     const int32_t token = hidden + i / kVectors, vector = i % kVectors;
-    const uint32_t address = block + token / kSliceTokens * kSliceBytes + vector / 8 * kSliceChunkBytes +
-                             token % kSliceTokens * kLineBytes + vector % 8 * 16;
+    const uint32_t address = block + vector / 8 * kChunkBytes + token * kLineBytes + vector % 8 * 16;
     uint4 value{};
     if (token < unused) {
       value = ptx::load_shared_16(address);

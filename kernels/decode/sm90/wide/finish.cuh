@@ -11,7 +11,6 @@
 namespace mla::sm90::wide {
 
 constexpr int kGroupColumns = kLatent / kGroups;  // of the output
-using Output = float[kGroupColumns / 2];
 
 // Four words of each of the four lanes that differ in t, transposed: word s of lane t becomes word t of lane s.
 __device__ __forceinline__ void transpose_over_t(uint32_t (&words)[4]) {
@@ -37,7 +36,7 @@ __device__ __forceinline__ void store_row(Element* target, bool exists, int e, f
     uint32_t words[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const float* pair = out + 4 * (4 * i + j) + 2 * e;
+      const float* pair = out[i / 2] + 4 * (4 * (i % 2) + j) + 2 * e;
       words[j] = pack<Element>(pair[0] * inverse, pair[1] * inverse);
     }
     transpose_over_t(words);
@@ -50,20 +49,20 @@ __device__ __forceinline__ void store_partial_row(float* target, int e, float in
   const int t = threadIdx.x % 4;
 #pragma unroll
   for (int j = 0; j < kGroupColumns / 8; ++j) {
-    const float* pair = out + 4 * j + 2 * e;
+    const float* pair = out[j / 8] + 4 * (j % 8) + 2 * e;
     *reinterpret_cast<float2*>(target + j * 8 + 2 * t) = make_float2(pair[0] * inverse, pair[1] * inverse);
   }
 }
 
-// By both groups.
+// By both groups. `sums`: for this item alone.
 template <class Element, class Params>
 __device__ __forceinline__ void finish_tile(const Params& p, const Tile& tile, int group, int row, const Rows& rows,
-                                            const Output& out, Control& control) {
+                                            const Output& out, float (&sums)[kGroups][kRows]) {
   const int t = threadIdx.x % 4;
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
     const float sum = combine_over_t(rows.sum[e], [](float a, float b) { return a + b; });
-    if (t == 0) control.sums[group][row + 8 * e] = sum;
+    if (t == 0) sums[group][row + 8 * e] = sum;
   }
   ptx::barrier_sync(kItemBarrier, kAttendThreads);
   const bool direct = tile.partial < 0;
@@ -72,7 +71,7 @@ __device__ __forceinline__ void finish_tile(const Params& p, const Tile& tile, i
   for (int e = 0; e < 2; ++e) {
     const int tile_row = row + 8 * e;
     const bool exists = tile_row < tile.rows;
-    const float sum = control.sums[0][tile_row] + control.sums[1][tile_row];
+    const float sum = sums[0][tile_row] + sums[1][tile_row];
     const bool empty = sum == 0;  // no key was visible: what has the maximum weighs a half or more
     float inverse = empty ? 0 : 1 / sum;
     if (exists && group == 0 && t == 0) {

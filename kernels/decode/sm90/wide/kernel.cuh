@@ -1,5 +1,5 @@
 // mla_decode for Hopper over wide tiles, of 64 rows. A CTA runs one part of the plan; its warps have roles:
-//   keys (one warp) -> full -> two warpgroups that attend (attend.cuh) -> empty -> keys
+//   keys (three warps) -> full -> two warpgroups that attend (attend.cuh) -> empty -> keys
 //   queries (one warp) -> query_full -> they -> query_empty
 #pragma once
 
@@ -15,7 +15,8 @@ namespace mla::sm90::wide {
 __device__ __forceinline__ void init_barriers(Control& control, uint32_t full_arrivals = 1) {
   for (int i = 0; i < kSlots; ++i) {
     ptx::mbarrier_init(ptx::shared_address(&control.full[i]), full_arrivals);
-    ptx::mbarrier_init(ptx::shared_address(&control.empty[i]), kAttendWarps * ptx::kWarpArrivals);
+    // By the group that has the chunk's columns of the output; the rope keys' by the one that reads another's weights.
+    ptx::mbarrier_init(ptx::shared_address(&control.empty[i]), kGroupWarps * ptx::kWarpArrivals);
   }
   // The queries, and what they are.
   ptx::mbarrier_init(ptx::shared_address(&control.query_full), 1 + ptx::kWarpArrivals);
@@ -40,22 +41,26 @@ __device__ __forceinline__ void run(const DecodeParams& p, const TensorMaps& map
     return;
   }
   ptx::change_registers<kLaunchRegisters, kLoadRegisters>();
-  if (warp != kKeyWarp) {
+  if (warp == kQueryWarp) {
     ptx::barrier_sync(kStartBarrier, kThreads);
-    if (warp == kQueryWarp) load_queries<Shape, Items>(p, maps, queries, control);
+    load_queries<Shape, Items>(p, maps, queries, control);
     return;
   }
   // The warp that makes the barriers does not wait for the others, and so the first keys are on their way early. A
   // layer out of range is outside the tensor map too, and then the reduction writes empty rows over all results.
   const int32_t layer = p.layer == nullptr ? 0 : *p.layer;
   Items items(p);
-  if (threadIdx.x % 32 == 0) {
-    ptx::prefetch_tensor_map(&maps.keys);
-    init_barriers(control);
+  if (warp == kKeyWarp) {
+    if (threadIdx.x % 32 == 0) {
+      ptx::prefetch_tensor_map(&maps.keys);
+      init_barriers(control);
+    }
+    __syncwarp();
+    ptx::barrier_arrive(kStartBarrier, kThreads);
+  } else {
+    ptx::barrier_sync(kStartBarrier, kThreads);
   }
-  __syncwarp();
-  ptx::barrier_arrive(kStartBarrier, kThreads);
-  load_keys(p, &maps.keys, items, layer, blocks, control);
+  load_keys(p, &maps.keys, items, layer, warp - kKeyWarp, blocks, control);
 }
 
 }  // namespace mla::sm90::wide

@@ -13,8 +13,9 @@ namespace mla::sm90::wide {
 constexpr int kGroups = 2;
 constexpr int kAttendWarps = kGroups * kGroupWarps;
 constexpr int kAttendThreads = 32 * kAttendWarps;
-constexpr int kKeyWarp = kAttendWarps;
-constexpr int kQueryWarp = kKeyWarp + 1;
+constexpr int kKeyWarp = kAttendWarps;  // and the two behind it
+constexpr int kKeyWarps = 3;
+constexpr int kQueryWarp = kKeyWarp + kKeyWarps;
 constexpr int kThreads = kAttendThreads + kGroupThreads;
 
 // Registers a thread: of all at the launch, and then by role. One that attends holds 128 sums of the output.
@@ -24,20 +25,28 @@ constexpr int kLoadRegisters = 40;
 static_assert(kGroups * kAttendRegisters + kLoadRegisters <= kThreads / kGroupThreads * kLaunchRegisters,
               "a CTA cannot have more than it was launched with");
 
-// A slice is eight tokens with all of their columns, nine chunks of 64: what one copy brings. Two slices are a slot,
-// the 16 tokens that one product of the output takes, so that a slot is free as soon as that product is done. Shared
-// memory holds two blocks.
-constexpr int kSliceTokens = 8;
-constexpr int kSliceChunkBytes = kSliceTokens * kLineBytes;
-constexpr int kSliceBytes = kChunks * kSliceChunkBytes;
-constexpr int kSlotSlices = 2;
-constexpr int kSlotTokens = kSlotSlices * kSliceTokens;
-constexpr int kSlotBytes = kSlotSlices * kSliceBytes;
-constexpr int kBlockSlots = kBlockTokens / kSlotTokens;
-constexpr int kBlockSlices = kBlockTokens / kSliceTokens;
-constexpr int kBlockBytes = kBlockSlots * kSlotBytes;
+// Named barriers, besides kStartBarrier, kGroupBarrier and kItemBarrier.
+constexpr int kWeightsBarrier = 4;  // and 5: group 0's, 1's weights of a round are there
+
+// Shared memory holds two blocks. Each chunk of a block, of 64 columns, is a slot of its own, so that its place is free
+// as soon as the output's product with these columns is done.
 constexpr int kBlocks = 2;
-constexpr int kSlots = kBlocks * kBlockSlots;
+constexpr int kBlockBytes = kChunks * kChunkBytes;
+constexpr int kSlots = kBlocks * kChunks;
+
+// The output's columns are shared between the groups by halves.
+constexpr int kGroupChunks = kLatentChunks / kGroups;
+constexpr int kRopeChunk = kLatentChunks;
+
+// A block's chunks in the order in which they are brought and multiplied with the queries: that in which both groups
+// give back those of the block before.
+__host__ __device__ constexpr int chunk_in_order(int i) {
+  return i == 0 ? kRopeChunk : (i - 1) % kGroups * kGroupChunks + (i - 1) / kGroups;
+}
+
+// What the masks know of a block: whether the page of eight neighbouring tokens, a slice, is in the cache.
+constexpr int kSliceTokens = 8;
+constexpr int kBlockSlices = kBlockTokens / kSliceTokens;
 constexpr uint32_t kAllSlices = (1u << kBlockSlices) - 1;
 
 // As the loader of the queries knows a tile.
@@ -48,16 +57,10 @@ struct Shape {
 };
 constexpr int kRows = Shape::kRows;
 
-// What the warps of both groups that have the same rows tell each other in a round, of two blocks.
-struct Round {
-  float references[kGroups][kRows];      // that each group's block asks for
-  uint32_t moved[kGroups][kGroupWarps];  // whether one of a warp's rows has another than before
-};
-
 // Small things in shared memory, behind the blocks and the queries.
 struct alignas(16) Control {
-  Round rounds[2];  // in turn
-  float sums[kGroups][kRows];
+  float references[kRows];  // of the exponents, in base 2, as the latest block left them; -inf: no key seen yet
+  float sums[2][kGroups][kRows];  // of the weights, of items in turn
   Queries<Shape> queries[2];       // of items in turn
   uint32_t valid_slices[kBlocks];  // a bit for each slice whose page is in the cache
 
@@ -76,7 +79,7 @@ struct Place {
 
   __device__ __forceinline__ explicit Place(uint32_t number) : buffer(number % kBlocks), parity(number / kBlocks % 2) {}
 
-  __device__ __forceinline__ uint32_t slot(int i) const { return buffer * kBlockSlots + i; }
+  __device__ __forceinline__ uint32_t slot(int chunk) const { return buffer * kChunks + chunk; }
 };
 
 }  // namespace mla::sm90::wide
