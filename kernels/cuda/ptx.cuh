@@ -21,6 +21,12 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
+// The same address, of which the compiler no longer knows how it was made.
+__device__ __forceinline__ const unsigned char* opaque(const unsigned char* address) {
+  asm volatile("" : "+l"(address));
+  return address;
+}
+
 // 16 bytes from global to shared memory, asynchronously; zeros, without a read, where not `valid`.
 __device__ __forceinline__ void cp_async_16(uint32_t shared, const void* global, bool valid) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;\n" ::"r"(shared), "l"(global),

@@ -1,11 +1,11 @@
-// wgmma (sm_90a) whose A comes from registers: D[64 x N] += A[64 x 16] B[16 x N], N 64 or 128, B in shared memory, fp32
-// sums. See wgmma.cuh for D and for the layout of lines and atoms.
+// wgmma (sm_90a) whose A comes from registers: D[64 x 128] += A[64 x 16] B[16 x 128], B in shared memory, fp32 sums.
+// See wgmma.cuh for D and for the layout of lines and atoms.
 //
 // A: warp w of the group holds rows 16w .. 16w+15; lane 4 * g + t has row g, columns 2t and 2t + 1 in a[0], columns
 // 2t + 8 and 2t + 9 in a[2], and of row g + 8 the same in a[1] and a[3]. So neighbouring sums of one product, packed in
 // their order, are the A of another one.
-// B, not transposed, is K-major: N lines, 16 columns on: + 32 bytes. Transposed it is MN-major: its lines, one for each
-// of the 16, run along its columns, 64 in a line; two halves lie as wide_operand says. 16 lines on: + 2048.
+// B, not transposed, is K-major: 128 lines, 16 columns on: + 32 bytes. Transposed it is MN-major: its lines, one for
+// each of the 16, run along its columns, 64 in a line; the two halves lie as wide_operand says. 16 lines on: + 2048.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -33,69 +33,41 @@ __device__ __forceinline__ uint32_t wide_operand(uint32_t shared) {
   return __shfl_sync(0xFFFFFFFF, uint32_t{kPieces >> 4} << 16 | (shared & 0x3FFFF) >> 4, 0);
 }
 
-// d = a * b + (accumulate ? d : 0), N = 2 * kSums.
-template <class Element, bool kTransposed, int kSums>
-struct RegistersWgmma;
-
-#define MLA_SUMS_64                                                        \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define MLA_SUMS_128                                                                              \
-  MLA_SUMS_64                                                                                     \
-  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, " \
-  "%50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define MLA_SUMS                                                                     \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define MLA_EIGHT(i)                                                                                          \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
       "+f"(d[i + 7])
-#define MLA_D_64 MLA_EIGHT(0), MLA_EIGHT(8), MLA_EIGHT(16), MLA_EIGHT(24)
-#define MLA_D_128 MLA_D_64, MLA_EIGHT(32), MLA_EIGHT(40), MLA_EIGHT(48), MLA_EIGHT(56)
-
-// A, B, ACCUMULATE, TRANSPOSED: the numbers of the operands behind the sums.
-#define MLA_REGISTERS_WGMMA_ASM(N, TYPES, A, B, ACCUMULATE, TRANSPOSED)                                           \
-  asm volatile(                                                                                                   \
-      "{\n"                                                                                                       \
-      ".reg .pred p;\n"                                                                                           \
-      "setp.ne.b32 p, " ACCUMULATE                                                                                \
-      ", 0;\n"                                                                                                    \
-      "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPES " {" MLA_SUMS_##N "}, {" A "}, " B ", p, 1, 1, "    \
-      TRANSPOSED                                                                                                  \
-      ";\n"                                                                                                       \
-      "}\n"                                                                                                       \
-      : MLA_D_##N                                                                                                 \
+#define MLA_REGISTER_WGMMA(TYPES)                                                                                     \
+  asm volatile(                                                                                                       \
+      "{\n"                                                                                                           \
+      ".reg .pred p;\n"                                                                                               \
+      "setp.ne.b32 p, %69, 0;\n"                                                                                      \
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPES " {" MLA_SUMS                                              \
+      "}, {%64, %65, %66, %67}, %68, p, 1, 1, %70;\n"                                                                 \
+      "}\n"                                                                                                           \
+      : MLA_EIGHT(0), MLA_EIGHT(8), MLA_EIGHT(16), MLA_EIGHT(24), MLA_EIGHT(32), MLA_EIGHT(40), MLA_EIGHT(48),        \
+        MLA_EIGHT(56)                                                                                                 \
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(matrix_descriptor(b)), "r"(static_cast<int32_t>(accumulate)), \
         "n"(static_cast<int32_t>(kTransposed)))
 
-#define MLA_REGISTERS_WGMMA(N, A, B, ACCUMULATE, TRANSPOSED)                                      \
-  template <class Element, bool kTransposed>                                                      \
-  struct RegistersWgmma<Element, kTransposed, N / 2> {                                            \
-    static __device__ __forceinline__ void run(float (&d)[N / 2], const uint32_t (&a)[4], uint32_t b, \
-                                               bool accumulate) {                                 \
-      if constexpr (std::is_same_v<Element, __half>) {                                            \
-        MLA_REGISTERS_WGMMA_ASM(N, "f16.f16", A, B, ACCUMULATE, TRANSPOSED);                      \
-      } else {                                                                                    \
-        static_assert(std::is_same_v<Element, __nv_bfloat16>);                                    \
-        MLA_REGISTERS_WGMMA_ASM(N, "bf16.bf16", A, B, ACCUMULATE, TRANSPOSED);                    \
-      }                                                                                           \
-    }                                                                                             \
-  };
-
-MLA_REGISTERS_WGMMA(64, "%32, %33, %34, %35", "%36", "%37", "%38")
-MLA_REGISTERS_WGMMA(128, "%64, %65, %66, %67", "%68", "%69", "%70")
-
-#undef MLA_REGISTERS_WGMMA
-#undef MLA_REGISTERS_WGMMA_ASM
-#undef MLA_D_128
-#undef MLA_D_64
-#undef MLA_EIGHT
-#undef MLA_SUMS_128
-#undef MLA_SUMS_64
-
-// b: the low word of B's descriptor, from matrix_operand, or from wide_operand where it is transposed and N is 128. `a`
-// must stay as it is until the product has been waited for.
-template <class Element, bool kTransposed, int kSums>
-__device__ __forceinline__ void wgmma_registers(float (&d)[kSums], const uint32_t (&a)[4], uint32_t b,
-                                                bool accumulate) {
-  RegistersWgmma<Element, kTransposed, kSums>::run(d, a, b, accumulate);
+// d = a * b + (accumulate ? d : 0). b: the low word of B's descriptor, from matrix_operand, or from wide_operand where
+// kTransposed. `a` must stay as it is until the product has been waited for.
+template <class Element, bool kTransposed>
+__device__ __forceinline__ void wgmma_registers(float (&d)[64], const uint32_t (&a)[4], uint32_t b, bool accumulate) {
+  if constexpr (std::is_same_v<Element, __half>) {
+    MLA_REGISTER_WGMMA("f16.f16");
+  } else {
+    static_assert(std::is_same_v<Element, __nv_bfloat16>);
+    MLA_REGISTER_WGMMA("bf16.bf16");
+  }
 }
+
+#undef MLA_REGISTER_WGMMA
+#undef MLA_EIGHT
+#undef MLA_SUMS
 
 }  // namespace mla::ptx

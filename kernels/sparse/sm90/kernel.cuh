@@ -21,7 +21,7 @@ __device__ __forceinline__ void load(const SparseDecodeParams& p, const QueryMap
   auto& chosen = *reinterpret_cast<ChosenRing*>(shared + Memory<Layout>::kChosenOffset);
   const uint32_t ring = ptx::shared_address(shared);
   if (warp == 0 && threadIdx.x % 32 == 0) {
-    init_barriers(control, Layout::kFullArrivals);
+    init_barriers(control, kKeyThreads);
     Layout::announce(control);
   }
   ptx::barrier_sync(sm90::kStartBarrier, Layout::kThreads);
@@ -60,10 +60,10 @@ __device__ __forceinline__ void run_wide(const SparseDecodeParams& p, const Quer
   const uint32_t ring = ptx::shared_address(shared);
   const int warp = __shfl_sync(kWholeWarp, static_cast<int>(threadIdx.x) / 32, 0);
   if (warp >= Wide::kFirstLoadWarp) {
-    ptx::change_registers<wide::kLaunchRegisters, wide::kLoadRegisters>();
+    ptx::change_registers<wide::kLaunchRegisters, Wide::kLoadRegisters>();
     load<Wide>(p, maps, warp - Wide::kFirstLoadWarp, shared);
   } else {
-    ptx::change_registers<wide::kLaunchRegisters, wide::kAttendRegisters>();
+    ptx::change_registers<wide::kLaunchRegisters, Wide::kAttendRegisters>();
     ptx::barrier_sync(sm90::kStartBarrier, wide::kThreads);
     wide::attend_tiles<Element>(p, ring, ring + Memory<Wide>::kQueryOffset, control);
   }

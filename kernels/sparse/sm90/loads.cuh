@@ -25,6 +25,7 @@ __device__ __forceinline__ void load_tokens(const SparseDecodeParams& p, int war
   const uint32_t full = ptx::shared_address(control.full), empty = ptx::shared_address(control.empty);
   ChosenPlace place;
   typename Layout::Position position;
+  TokenRows rows(warp);
 
   SparseItems items(p);
   while (items.next(p)) {
@@ -33,16 +34,20 @@ __device__ __forceinline__ void load_tokens(const SparseDecodeParams& p, int war
       if (warp == 0) indices.next_block(p, place, chosen);
       ptx::barrier_sync(kListBarrier, kKeyThreads);
       last = chosen.last[place.block];
+      rows.find(chosen.slots + place.block * kBlockTokens);
 #pragma unroll 1
-      for (int turn = 0; turn < sm90::kChunks / kKeyWarps; ++turn) {
-        const uint32_t slot = position.slot(turn, warp);
+      for (int turn = 0; turn < sm90::kChunks / Layout::kSlotChunks; ++turn) {
+        const int chunk = Layout::first_chunk(turn);
+        const uint32_t slot = position.slot(chunk);
         ptx::mbarrier_wait(empty + slot * 8, position.parity() ^ 1);
-        copy_chunk(layer, chosen.slots + place.block * kBlockTokens, position.chunk(turn, warp),
-                   ring + slot * Layout::kSlotBytes + position.offset(warp));
+#pragma unroll
+        for (int i = 0; i < Layout::kSlotChunks; ++i) {
+          rows.copy(layer, chunk + i, ring + (slot * Layout::kSlotChunks + i) * sm90::kChunkBytes);
+        }
         ptx::cp_async_arrive(full + slot * 8);
-        position.advance();
+        position.end_slot();
       }
-      position.next_block();
+      position.end_block();
     }
   }
 }

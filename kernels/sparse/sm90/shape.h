@@ -12,67 +12,80 @@ namespace mla::sparse_sm90 {
 constexpr int kKeyWarps = 3;
 constexpr int kKeyThreads = 32 * kKeyWarps;
 constexpr int kQueryWarp = kKeyWarps;    // counted in the warpgroup
-constexpr int kListBarrier = 8;          // of the key warps: the next block's slots are in the ring
+constexpr int kListBarrier = 7;          // of the key warps: the next block's slots are in the ring
 constexpr int kTokenBytes = kWidth * 2;  // of the cache
 constexpr int kLanes = 8;                // that copy a line of 128 bytes, 16 each
-constexpr int kTokensAtOnce = 4;         // of a lane: whose slots it reads at once
-static_assert(sm90::kSlotChunks == kKeyWarps && sm90::kChunks % kKeyWarps == 0, "a warp has every third chunk");
+static_assert(sm90::kChunkColumns * 2 == kLanes * 16);
 
-// This lane's 16 bytes of line `line` of eight, in the 128-byte swizzle.
-__device__ __forceinline__ uint32_t swizzled_unit(int line) {
-  return line * sm90::kLineBytes + ((threadIdx.x % kLanes ^ line) << 4);
-}
+// Where the tokens of a block lie that this lane copies a part of, in every chunk: of each four neighbours one, and of
+// these fours every third, so that a row's address is made once for all of its chunks.
+class TokenRows {
+ public:
+  // `warp`: of the key warps. The last one has one four more than the first, which reads the indices.
+  __device__ __forceinline__ explicit TokenRows(int warp)
+      : fours_(warp == kKeyWarps - 1 ? kMostFours : kMostFours - 1),
+        first_((kKeyWarps - 1 - warp) * kFour + threadIdx.x % 32 / kLanes),
+        line_(first_ * sm90::kLineBytes + ((threadIdx.x % kLanes ^ first_ % 8) << 4)) {}
 
-// Of four tokens in turn, whose slots are `slots`: copy(its number, where its row begins, whether it is a token).
-template <class Copy>
-__device__ __forceinline__ void for_tokens(const unsigned char* rows, const int32_t* slots, Copy copy) {
-  const int4 four = *reinterpret_cast<const int4*>(slots);
-  const int32_t each[kTokensAtOnce] = {four.x, four.y, four.z, four.w};
+  // `slots`: of the block; -1 behind its last token, which then arrives as zeros.
+  __device__ __forceinline__ void find(const int32_t* slots) {
+    valid_ = 0;
 #pragma unroll
-  for (int i = 0; i < kTokensAtOnce; ++i) copy(i, rows + int64_t{max_of(each[i], 0)} * kTokenBytes, each[i] >= 0);
-}
-
-// A chunk of all of a block's tokens, of which eight lanes have 16 neighbours.
-__device__ __forceinline__ void copy_chunk(const unsigned char* layer, const int32_t* slots, int chunk,
-                                           uint32_t target) {
-  constexpr int kTokens = kBlockTokens * kLanes / 32;
-  const int first = threadIdx.x % 32 / kLanes * kTokens;
-  layer += chunk * sm90::kLineBytes + threadIdx.x % kLanes * 16;
-  target += first * sm90::kLineBytes;
-#pragma unroll
-  for (int token = 0; token < kTokens; token += kTokensAtOnce) {
-    for_tokens(layer, slots + first + token, [&](int i, const unsigned char* source, bool valid) {
-      const int line = (token + i) % 8;
-      ptx::cp_async_16(target + (token + i - line) * sm90::kLineBytes + swizzled_unit(line), source, valid);
-    });
+    for (int i = 0; i < kMostFours; ++i) {
+      const int32_t slot = i < fours_ ? slots[first_ + i * kStride] : -1;
+      rows_[i] = static_cast<uint32_t>(max_of(slot, 0)) * sm90::kChunks;
+      valid_ |= static_cast<uint32_t>(slot >= 0) << i;
+    }
   }
-}
 
-// Tiles of up to 48 rows: a slot is three chunks of 64 columns, one for each key warp.
+  // A chunk of the block, from the cache's layer to shared memory, in the 128-byte swizzle.
+  __device__ __forceinline__ void copy(const unsigned char* layer, int chunk, uint32_t target) const {
+    // A sum by itself, so that each row's address is one instruction more.
+    layer = ptx::opaque(layer + chunk * sm90::kLineBytes + threadIdx.x % kLanes * 16);
+#pragma unroll
+    for (int i = 0; i < kMostFours; ++i) {
+      if (i >= fours_) break;
+      static_assert(kStride % 8 == 4, "every other line of a lane has bit 2 of its number changed");
+      const uint32_t line = (line_ ^ i % 2 * 64) + i * kStride * sm90::kLineBytes;
+      ptx::cp_async_16(target + line, layer + uint64_t{rows_[i]} * sm90::kLineBytes, valid_ >> i & 1);
+    }
+  }
+
+ private:
+  static constexpr int kFour = 32 / kLanes, kStride = kFour * kKeyWarps;
+  static constexpr int kMostFours = (kBlockTokens / kFour + kKeyWarps - 1) / kKeyWarps;
+
+  int fours_;
+  uint32_t first_;             // token
+  uint32_t line_;              // this lane's 16 bytes of it, in a chunk
+  uint32_t rows_[kMostFours];  // in lines
+  uint32_t valid_ = 0;
+};
+
+// Tiles of up to 48 rows: a slot is three chunks of 64 columns.
 template <int kTileRows>
 struct Narrow {
   using Shape = sm90::Shape<kTileRows>;
   using Control = sm90::Control<Shape>;
   static constexpr int kFirstLoadWarp = Shape::kKeyWarp;
   static constexpr int kThreads = Shape::kThreads;
-  static constexpr int kSlots = Shape::kSlots, kSlotBytes = sm90::kSlotBytes;
-  static constexpr int kFullArrivals = kKeyThreads;
+  static constexpr int kSlots = Shape::kSlots, kSlotChunks = sm90::kSlotChunks;
 
   // What the consumers ask of a block besides its tokens, once for all: there is no page that could be missing.
   static __device__ __forceinline__ void announce(Control& control) {
     for (uint32_t& pages : control.valid_pages) pages = 1;
   }
 
-  // Where key warp `warp` puts its chunks in turn.
+  static __device__ __forceinline__ int first_chunk(int turn) { return turn * kSlotChunks; }
+
+  // The slot to be filled next.
   struct Position {
     sm90::Ring<Shape> ring;
 
-    __device__ __forceinline__ uint32_t slot(int /*turn*/, int /*warp*/) const { return ring.slot; }
+    __device__ __forceinline__ uint32_t slot(int /*chunk*/) const { return ring.slot; }
     __device__ __forceinline__ uint32_t parity() const { return ring.parity; }
-    static __device__ __forceinline__ int chunk(int turn, int warp) { return turn * kKeyWarps + warp; }
-    static __device__ __forceinline__ uint32_t offset(int warp) { return warp * sm90::kChunkBytes; }
-    __device__ __forceinline__ void advance() { ring.advance(); }
-    __device__ __forceinline__ void next_block() {}
+    __device__ __forceinline__ void end_slot() { ring.advance(); }
+    __device__ __forceinline__ void end_block() {}
   };
 };
 
@@ -82,33 +95,30 @@ struct Wide {
   using Control = sm90::wide::Control;
   static constexpr int kFirstLoadWarp = sm90::wide::kKeyWarp;
   static constexpr int kThreads = sm90::wide::kThreads;
-  static constexpr int kSlots = sm90::wide::kSlots, kSlotBytes = sm90::kChunkBytes;
-  static constexpr int kFullArrivals = 32;
+  static constexpr int kSlots = sm90::wide::kSlots, kSlotChunks = 1;
+  static constexpr int kAttendRegisters = sm90::wide::kAttendRegisters - 8;  // loads take more here
+  static constexpr int kLoadRegisters = sm90::wide::kLoadRegisters + 16;
 
   static __device__ __forceinline__ void announce(Control& control) {
     for (uint32_t& slices : control.valid_slices) slices = sm90::wide::kAllSlices;
   }
 
+  static __device__ __forceinline__ int first_chunk(int turn) { return sm90::wide::chunk_in_order(turn); }
+
   struct Position {
     uint32_t block = 0;
 
-    __device__ __forceinline__ uint32_t slot(int turn, int warp) const {
-      return sm90::wide::Place(block).slot(chunk(turn, warp));
-    }
+    __device__ __forceinline__ uint32_t slot(int chunk) const { return sm90::wide::Place(block).slot(chunk); }
     __device__ __forceinline__ uint32_t parity() const { return sm90::wide::Place(block).parity; }
-    static __device__ __forceinline__ int chunk(int turn, int warp) {
-      return sm90::wide::chunk_in_order(turn * kKeyWarps + warp);
-    }
-    static __device__ __forceinline__ uint32_t offset(int /*warp*/) { return 0; }
-    __device__ __forceinline__ void advance() {}
-    __device__ __forceinline__ void next_block() { ++block; }
+    __device__ __forceinline__ void end_slot() {}
+    __device__ __forceinline__ void end_block() { ++block; }
   };
 };
 
 // In shared memory: the ring of slots, the queries, what the consumers share, and the chosen slots.
 template <class Layout>
 struct Memory {
-  static constexpr int kQueryOffset = Layout::kSlots * Layout::kSlotBytes;
+  static constexpr int kQueryOffset = Layout::kSlots * Layout::kSlotChunks * sm90::kChunkBytes;
   static constexpr int kControlOffset = kQueryOffset + Layout::Shape::kQueryBytes;
   static constexpr int kChosenOffset = kControlOffset + static_cast<int>(sizeof(typename Layout::Control));
   static constexpr size_t kBytes = kChosenOffset + sizeof(ChosenRing);

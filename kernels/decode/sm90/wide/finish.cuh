@@ -11,6 +11,7 @@
 namespace mla::sm90::wide {
 
 constexpr int kGroupColumns = kLatent / kGroups;  // of the output
+constexpr int kProductGroups = kProductChunks * kChunkColumns / 8;
 
 // Four words of each of the four lanes that differ in t, transposed: word s of lane t becomes word t of lane s.
 __device__ __forceinline__ void transpose_over_t(uint32_t (&words)[4]) {
@@ -36,7 +37,8 @@ __device__ __forceinline__ void store_row(Element* target, bool exists, int e, f
     uint32_t words[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const float* pair = out[i / 2] + 4 * (4 * (i % 2) + j) + 2 * e;
+      const int columns = 4 * i + j;  // eight
+      const float* pair = out[columns / kProductGroups] + 4 * (columns % kProductGroups) + 2 * e;
       words[j] = pack<Element>(pair[0] * inverse, pair[1] * inverse);
     }
     transpose_over_t(words);
@@ -49,7 +51,7 @@ __device__ __forceinline__ void store_partial_row(float* target, int e, float in
   const int t = threadIdx.x % 4;
 #pragma unroll
   for (int j = 0; j < kGroupColumns / 8; ++j) {
-    const float* pair = out[j / 8] + 4 * (j % 8) + 2 * e;
+    const float* pair = out[j / kProductGroups] + 4 * (j % kProductGroups) + 2 * e;
     *reinterpret_cast<float2*>(target + j * 8 + 2 * t) = make_float2(pair[0] * inverse, pair[1] * inverse);
   }
 }

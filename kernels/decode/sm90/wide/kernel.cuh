@@ -15,7 +15,7 @@ namespace mla::sm90::wide {
 __device__ __forceinline__ void init_barriers(Control& control, uint32_t full_arrivals = 1) {
   for (int i = 0; i < kSlots; ++i) {
     ptx::mbarrier_init(ptx::shared_address(&control.full[i]), full_arrivals);
-    // By the group that has the chunk's columns of the output; the rope keys' by the one that reads another's weights.
+    // By the group that has the chunk's columns of the output, of the rope keys by the one that has the scores.
     ptx::mbarrier_init(ptx::shared_address(&control.empty[i]), kGroupWarps * ptx::kWarpArrivals);
   }
   // The queries, and what they are.

@@ -25,8 +25,9 @@ constexpr int kLoadRegisters = 40;
 static_assert(kGroups * kAttendRegisters + kLoadRegisters <= kThreads / kGroupThreads * kLaunchRegisters,
               "a CTA cannot have more than it was launched with");
 
-// Named barriers, besides kStartBarrier, kGroupBarrier and kItemBarrier.
-constexpr int kWeightsBarrier = 4;  // and 5: group 0's, 1's weights of a round are there
+// Named barriers, besides kStartBarrier, kGroupBarrier and kItemBarrier: the weights that a warp of group 0, 1 has for
+// the one of the other group with the same rows. From here on eight of them, first those of group 0.
+constexpr int kWeightsBarrier = 8;
 
 // Shared memory holds two blocks. Each chunk of a block, of 64 columns, is a slot of its own, so that its place is free
 // as soon as the output's product with these columns is done.
@@ -34,15 +35,23 @@ constexpr int kBlocks = 2;
 constexpr int kBlockBytes = kChunks * kChunkBytes;
 constexpr int kSlots = kBlocks * kChunks;
 
-// The output's columns are shared between the groups by halves.
+// The output's columns are shared between the groups by halves, which two products bring, of two chunks each.
 constexpr int kGroupChunks = kLatentChunks / kGroups;
+constexpr int kProductChunks = 2;
+constexpr int kGroupProducts = kGroupChunks / kProductChunks;
 constexpr int kRopeChunk = kLatentChunks;
 
 // A block's chunks in the order in which they are brought and multiplied with the queries: that in which both groups
 // give back those of the block before.
-__host__ __device__ constexpr int chunk_in_order(int i) {
-  return i == 0 ? kRopeChunk : (i - 1) % kGroups * kGroupChunks + (i - 1) / kGroups;
+__host__ __device__ constexpr uint32_t chunk_in_order(uint32_t i) {
+  if (i == 0) return kRopeChunk;
+  const uint32_t product = (i - 1) / kProductChunks;  // in turn the groups' first, second, ..
+  return product % kGroups * kGroupChunks + product / kGroups * kProductChunks + (i - 1) % kProductChunks;
 }
+
+// The tokens that one product of the output takes.
+constexpr int kStepTokens = 16;
+constexpr int kSteps = kBlockTokens / kStepTokens;
 
 // What the masks know of a block: whether the page of eight neighbouring tokens, a slice, is in the cache.
 constexpr int kSliceTokens = 8;
@@ -59,8 +68,11 @@ constexpr int kRows = Shape::kRows;
 
 // Small things in shared memory, behind the blocks and the queries.
 struct alignas(16) Control {
-  float references[kRows];  // of the exponents, in base 2, as the latest block left them; -inf: no key seen yet
-  float sums[2][kGroups][kRows];  // of the weights, of items in turn
+  // Of one block: what a thread of one group gives to the thread of the other with the same rows and tokens, in the
+  // order of registers. It replaces what it has read itself, the block before's.
+  uint4 weights[kSteps][kGroupThreads];
+  float references[kRows];         // of the exponents, in base 2, as the latest block left them; -inf: no key seen yet
+  float sums[2][kGroups][kRows];   // of the weights, of items in turn
   Queries<Shape> queries[2];       // of items in turn
   uint32_t valid_slices[kBlocks];  // a bit for each slice whose page is in the cache
 

@@ -18,11 +18,10 @@ namespace mla::sm90::wide {
 using Scores = float[kBlockTokens / 2];
 
 // The left operand of a block's product with its values, by 16 tokens: neighbouring scores become its pairs.
-constexpr int kSteps = kBlockTokens / 16;
 using Weights = uint32_t[kSteps][4];
 
-// Of the output, this group's columns by chunks.
-using Output = float[kGroupChunks][kChunkColumns / 2];
+// Of the output, this group's columns by products.
+using Output = float[kGroupProducts][kProductChunks * kChunkColumns / 2];
 
 // A lane's two rows.
 struct Rows {
@@ -49,11 +48,8 @@ __device__ __forceinline__ void mask_scores(const int32_t (&visible)[2], uint32_
   }
 }
 
-// The references after this block. True: a row of this warp has a new one. Whether a row's moves depends on that row
-// alone.
-__device__ __forceinline__ bool next_references(const Scores& score, float factor, const Rows& rows, float (&next)[2]) {
-  float highest[2];
-  bool outgrown = false;
+// Of this lane's tokens in each of its rows, in base 2.
+__device__ __forceinline__ void highest_scores(const Scores& score, float factor, float (&highest)[2]) {
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
     highest[e] = -INFINITY;
@@ -62,14 +58,20 @@ __device__ __forceinline__ bool next_references(const Scores& score, float facto
       highest[e] = fmaxf(highest[e], fmaxf(score[4 * j + 2 * e], score[4 * j + 2 * e + 1]));
     }
     highest[e] *= factor;
-    next[e] = rows.reference[e];
-    outgrown = outgrown || highest[e] > rows.reference[e] + kSlack;
   }
+}
+
+// The references after this block. True: a row of this warp has a new one. Whether a row's moves depends on that row
+// alone.
+__device__ __forceinline__ bool next_references(float (&highest)[2], const Rows& rows, float (&next)[2]) {
+  bool outgrown = false;
+#pragma unroll
+  for (int e = 0; e < 2; ++e) outgrown = outgrown || highest[e] > rows.reference[e] + kSlack;
   if (!__any_sync(0xFFFFFFFF, outgrown)) return false;
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
     highest[e] = combine_over_t(highest[e], fmaxf);
-    if (highest[e] > rows.reference[e] + kSlack) next[e] = ceilf(highest[e]);
+    next[e] = highest[e] > rows.reference[e] + kSlack ? ceilf(highest[e]) : rows.reference[e];
   }
   return true;
 }
@@ -77,9 +79,9 @@ __device__ __forceinline__ bool next_references(const Scores& score, float facto
 // What was summed before the references became `next`.
 __device__ __forceinline__ void rescale_output(const float (&factors)[2], Output& out) {
 #pragma unroll
-  for (int c = 0; c < kGroupChunks; ++c) {
+  for (int j = 0; j < kGroupProducts; ++j) {
 #pragma unroll
-    for (int i = 0; i < kChunkColumns / 2; ++i) out[c][i] *= factors[i / 2 % 2];
+    for (int i = 0; i < kProductChunks * kChunkColumns / 2; ++i) out[j][i] *= factors[i / 2 % 2];
   }
 }
 
@@ -108,13 +110,8 @@ __device__ __forceinline__ void weigh(const Scores& score, int k, float factor, 
   }
 }
 
-// Where thread `thread` of a group puts its 16 bytes of the first step, and the others 16 bytes of each thread further:
-// over the block's rope keys, which nobody reads after the scores.
-__device__ __forceinline__ uint32_t weights_address(uint32_t block, int thread) {
-  return block + kRopeChunk * kChunkBytes + thread * 16;
-}
+// `source`: of this thread's first 16 bytes of Control's weights.
 constexpr int kStepBytes = kGroupThreads * 16;
-static_assert(kSteps * kStepBytes <= kChunkBytes);
 
 __device__ __forceinline__ void read_weights(uint32_t source, Weights& weights) {
 #pragma unroll

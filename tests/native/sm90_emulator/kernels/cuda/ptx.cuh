@@ -44,6 +44,8 @@ void load_matrices(uint32_t (&r)[kMatrices], uint32_t shared, bool transposed) {
   machine.meet([](auto&) {});
 }
 
+inline const unsigned char* opaque(const unsigned char* address) { return address; }
+
 // At once, or as late as its thread waits for it.
 inline void cp_async_16(uint32_t shared, const void* global, bool valid) {
   auto& machine = emulator::machine;

@@ -52,9 +52,9 @@ uint32_t wide_operand(uint32_t shared) {
   return uint32_t{kPieces >> 4} << 16 | (shared & 0x3FFFF) >> 4;
 }
 
-template <class Element, bool kTransposed, int kSums>
-void wgmma_registers(float (&sums)[kSums], const uint32_t (&a)[4], uint32_t b, bool accumulate) {
-  constexpr int kDepth = 16, kColumns = 2 * kSums;
+template <class Element, bool kTransposed>
+void wgmma_registers(float (&sums)[64], const uint32_t (&a)[4], uint32_t b, bool accumulate) {
+  constexpr int kDepth = 16, kColumns = 128;
   machine.thread().open.push_back([d = &sums[0], registers = row_registers(a), b, accumulate] {
     const int t = machine.lane() % 4;
     const auto rows = left_rows<Element, kDepth>(registers);
