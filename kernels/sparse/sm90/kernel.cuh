@@ -65,7 +65,7 @@ __device__ __forceinline__ void run_wide(const SparseDecodeParams& p, const Quer
   } else {
     ptx::change_registers<wide::kLaunchRegisters, Wide::kAttendRegisters>();
     ptx::barrier_sync(sm90::kStartBarrier, wide::kThreads);
-    wide::attend_tiles<Element>(p, ring, ring + Memory<Wide>::kQueryOffset, control);
+    wide::attend_tiles<Element, /*kScoresFirst=*/false>(p, ring, ring + Memory<Wide>::kQueryOffset, control);
   }
 }
 
