@@ -14,7 +14,8 @@ __global__ void __launch_bounds__(kPackThreads) pack_kernel(const __grid_constan
 }
 
 template <class Input, class Rope>
-__global__ void __launch_bounds__(kPackThreads) pack_tiles_kernel(const __grid_constant__ PackKvParams p) {
+__global__ void __launch_bounds__(kPackThreads, kPackTilesCtas<Input>)
+    pack_tiles_kernel(const __grid_constant__ PackKvParams p) {
   __shared__ alignas(16) unsigned char shared[kPackTilesShared];
   pack_tile<Input, Rope>(p, shared);
 }

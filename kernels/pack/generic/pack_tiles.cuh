@@ -1,10 +1,10 @@
 // The kernel of pack_kv_fp8 with values in tiles, as kValueTile says: keys as pack_rows.cuh packs them, and values
 // transposed.
 //
-// A warp has 16 tokens of one head, so a whole tile, and reads their rows of the up-projection in pieces of 16 bytes a
-// lane. Which token comes with which step is chosen so that a lane's codes of a column stand in the tile's order as
-// they are converted; then only columns have to move between lanes, through shared memory of the warp's own, until 32
-// neighbours are one store of 512 bytes.
+// A tile of 16 tokens of one head is two warps' work, one for its values and one for its keys, which read the rows of
+// the up-projection in pieces of 16 bytes a lane. Which token comes with which step is chosen so that a lane's codes of
+// a column stand in the tile's order as they are converted; then only columns have to move between lanes, through
+// shared memory of the warp's own, until 32 neighbours are one store of 512 bytes.
 #pragma once
 
 #include "kernels/cuda/rows.cuh"
@@ -12,16 +12,18 @@
 
 namespace mla {
 
+// Variants to be timed: 2, as said above; or 1, where a warp does both, all of whose loads are on their way together.
+#if !defined(MLA_PACK_TILE_WARPS)
+#define MLA_PACK_TILE_WARPS 2
+#endif
+constexpr int kTileWarps = MLA_PACK_TILE_WARPS;
+constexpr int kPackTiles = kPackThreads / kWarp / kTileWarps;  // of a CTA
 constexpr int kTileBytes = kNope * kValueTile;
-constexpr int kPackTiles = kPackThreads / kWarp;  // of a CTA
 constexpr int kPackTilesShared = kPackTiles * kTileBytes;
 
-// Whether keys are on their way beside values, in twice the registers, or when values have been converted.
-#if !defined(MLA_PACK_KEYS_BESIDE)
-#define MLA_PACK_KEYS_BESIDE 1
-#endif
+// CTAs of a multiprocessor: as many as registers allow for what the lanes have asked for.
 template <class Input>
-constexpr bool kKeysBesideValues = MLA_PACK_KEYS_BESIDE && sizeof(Input) == 2;
+constexpr int kPackTilesCtas = kTileWarps == 2 && sizeof(Input) == 2 ? 3 : 2;
 
 // The token at a position of a tile's column.
 __host__ __device__ constexpr int token_at(int position) {
@@ -34,125 +36,160 @@ __host__ __device__ constexpr int token_at(int position) {
 __device__ __forceinline__ int staged_byte(int column) { return (column ^ column / 8 % 8) * kValueTile; }
 __device__ __forceinline__ int staged_half(int column, int half) { return half ^ column / (kNope / 2); }
 
-// A warp's tile: steps bring a group of columns of one token to each lane, for two tokens where rows are short enough.
+// Half of the up-projection's columns for a tile's tokens: a step brings a group of columns of one token to each lane,
+// for two tokens where that is half a warp.
 template <class Input>
 struct TileSteps {
   static constexpr int kCount = 16 / sizeof(Input);
   static constexpr int kGroups = kNope / kCount;
   static constexpr int kSteps = kValueTile * kGroups / kWarp;
+  GroupBits<Input, kCount> read[kSteps];
 
   static __device__ __forceinline__ int column(int lane) { return lane % kGroups * kCount; }
   static __device__ __forceinline__ int first_position(int lane) { return lane / kGroups * kSteps; }
-};
-
-// Codes of `left` tokens' values from what the lanes have read, to the warp's shared memory.
-template <class Input>
-__device__ __forceinline__ void stage_values(
-    const GroupBits<Input, TileSteps<Input>::kCount> (&read)[TileSteps<Input>::kSteps], const Conversion& conversion,
-    int left, int lane, unsigned char* staged) {
-  using Steps = TileSteps<Input>;
-  constexpr int kSteps = Steps::kSteps;
-  const bool divides = !conversion.divide.is_one();
-  const int first_position = Steps::first_position(lane);
-  GroupBits<E4M3FN, kSteps> exists;  // tokens behind the last are zeros
-#pragma unroll
-  for (int word = 0; word < exists.kWords; ++word) {
-    exists.words[word] = 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (token_at(first_position + word * 4 + i) < left) exists.words[word] |= 0xFFu << i * 8;
-    }
+  static __device__ __forceinline__ int token(int step, int lane) {
+    return token_at(first_position(lane)) + token_at(step);
   }
-#pragma unroll
-  for (int i = 0; i < Steps::kCount; ++i) {
-    float x[kSteps];
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) x[step] = element_at(read[step], i);
-    if (divides) {
-#pragma unroll
-      for (int step = 0; step < kSteps; ++step) x[step] = conversion.divide.divide(x[step]);
-    }
-    const GroupBits<E4M3FN, kSteps> codes = from_floats<E4M3FN>(x, conversion.saturate);
-    const int column = Steps::column(lane) + i;
-#pragma unroll
-    for (int half = 0; half < kSteps / 8; ++half) {
-      const int to = staged_half(column, first_position / 8 + half);
-      *reinterpret_cast<uint2*>(staged + staged_byte(column) + to * 8) = make_uint2(
-          codes.words[2 * half] & exists.words[2 * half], codes.words[2 * half + 1] & exists.words[2 * half + 1]);
-    }
-  }
-}
 
-template <class Input, class Rope>
-__device__ __forceinline__ void pack_tile(const PackKvParams& p, unsigned char* shared) {
-  using Steps = TileSteps<Input>;
-  using RopeSteps = RowSteps<kRope / Steps::kCount>;
-  constexpr int kCount = Steps::kCount, kSteps = Steps::kSteps;
-  constexpr int kRopeSteps = kValueTile / RopeSteps::kRowsAStep;
-  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const int64_t tile_row = int64_t{blockIdx.x} * kPackTiles + warp;  // of a (tile, head)
-  const int64_t first_token = tile_row / p.heads * kValueTile;
-  if (first_token >= p.tokens) return;
-  const int64_t tokens_left = p.tokens - first_token;
-  const int left = tokens_left < kValueTile ? static_cast<int>(tokens_left) : kValueTile;
-  const int64_t first_row = first_token * p.heads + tile_row % p.heads;
-  const int lane_token = token_at(Steps::first_position(lane)), column = Steps::column(lane);
-  const auto token_of = [&](int step) { return lane_token + token_at(step); };
-
-  const Input* up = static_cast<const Input*>(p.kv_up) + first_row * kUpWidth + column;
-  GroupBits<Input, kCount> values[kSteps], nope[kSteps];
-  GroupBits<Rope, kCount> rope[kRopeSteps];
-  const auto load_up = [&](GroupBits<Input, kCount>(&read)[kSteps], int first_column) {
+  // `up`: the first token's row at the first column.
+  __device__ __forceinline__ void load(const Input* up, int32_t heads, int left, int lane) {
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int token = token_of(step);
-      if (token >= left) continue;
-      read[step] = load_group<Input, kCount>(up + int64_t{token} * p.heads * kUpWidth + first_column);
+      if (token(step, lane) >= left) continue;
+      read[step] = load_group<Input, kCount>(up + int64_t{token(step, lane)} * heads * kUpWidth + column(lane));
     }
-  };
-  const auto load_key = [&] {
-    load_up(nope, 0);
-    const Rope* k_pe = static_cast<const Rope*>(p.k_pe) + p.k_pe_offset + first_token * p.k_pe_stride;
+  }
+};
+
+// A tile of a head, of which `left` tokens exist.
+struct Tile {
+  int64_t row;  // of the tile's heads
+  int64_t first_token;
+  int64_t first_row;  // of (token, head)
+  int left;
+
+  __device__ __forceinline__ Tile(const PackKvParams& p, int64_t row) : row(row) {
+    const int64_t tile = row / p.heads;
+    first_token = tile * kValueTile;
+    first_row = first_token * p.heads + (row - tile * p.heads);
+    const int64_t tokens_left = p.tokens - first_token;
+    left = tokens_left < kValueTile ? static_cast<int>(tokens_left) : kValueTile;
+  }
+};
+
+// Bytes of all ones for the tokens at kCount positions that exist.
+template <int kCount>
+__device__ __forceinline__ GroupBits<E4M3FN, kCount> existing(int first_position, int left) {
+  GroupBits<E4M3FN, kCount> mask{};
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    if (token_at(first_position) + token_at(i) < left) mask.words[i / 4] |= 0xFFu << i % 4 * 8;
+  }
+  return mask;
+}
+
+template <class Input>
+struct TileValues {
+  using Steps = TileSteps<Input>;
+  Steps up;
+
+  __device__ __forceinline__ void load(const PackKvParams& p, const Tile& tile, int lane) {
+    up.load(static_cast<const Input*>(p.kv_up) + tile.first_row * kUpWidth + kNope, p.heads, tile.left, lane);
+  }
+
+  __device__ __forceinline__ void store(const PackKvParams& p, const Tile& tile, int lane,
+                                        unsigned char* staged) const {
+    constexpr int kSteps = Steps::kSteps;
+    const Divisor divide(scale_of(p.packed_v_scale));
+    const auto exists = existing<kSteps>(Steps::first_position(lane), tile.left);  // behind them are zeros
+#pragma unroll
+    for (int i = 0; i < Steps::kCount; ++i) {
+      GroupBits<float, kSteps> x;
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) x.words[step] = __float_as_uint(element_at(up.read[step], i));
+      const auto codes = convert_group<E4M3FN>(x, {1, divide, p.saturate});
+      const int column = Steps::column(lane) + i;
+#pragma unroll
+      for (int half = 0; half < kSteps / 8; ++half) {
+        const int to = staged_half(column, Steps::first_position(lane) / 8 + half);
+        *reinterpret_cast<uint2*>(staged + staged_byte(column) + to * 8) = make_uint2(
+            codes.words[2 * half] & exists.words[2 * half], codes.words[2 * half + 1] & exists.words[2 * half + 1]);
+      }
+    }
+    __syncwarp();
+    uint8_t* v = static_cast<uint8_t*>(p.v) + tile.row * kTileBytes;
+#pragma unroll
+    for (int first = 0; first < kNope; first += kWarp) {
+      const int column = first + lane;
+      const uint4 x = *reinterpret_cast<const uint4*>(staged + staged_byte(column));
+      const bool changed = first >= kNope / 2;
+      store_words(v + column * kValueTile, changed ? x.z : x.x, changed ? x.w : x.y, changed ? x.x : x.z,
+                  changed ? x.y : x.w);
+    }
+  }
+};
+
+template <class Input, class Rope>
+struct TileKeys {
+  using Steps = TileSteps<Input>;
+  static constexpr int kCount = Steps::kCount;
+  using RopeSteps = RowSteps<kRope / kCount>;
+  static constexpr int kRopeSteps = kValueTile / RopeSteps::kRowsAStep;
+  Steps up;
+  GroupBits<Rope, kCount> rope[kRopeSteps];
+
+  __device__ __forceinline__ void load(const PackKvParams& p, const Tile& tile, int lane) {
+    up.load(static_cast<const Input*>(p.kv_up) + tile.first_row * kUpWidth, p.heads, tile.left, lane);
+    const Rope* k_pe = static_cast<const Rope*>(p.k_pe) + p.k_pe_offset + tile.first_token * p.k_pe_stride;
 #pragma unroll
     for (int step = 0; step < kRopeSteps; ++step) {
       const int token = RopeSteps::row(step, lane);
-      if (token >= left) continue;
+      if (token >= tile.left) continue;
       rope[step] = load_group<Rope, kCount>(k_pe + token * p.k_pe_stride + RopeSteps::group(step, lane) * kCount);
     }
-  };
-
-  load_up(values, kNope);
-  if constexpr (kKeysBesideValues<Input>) load_key();
-  unsigned char* const staged = shared + warp * kTileBytes;
-  stage_values<Input>(values, {1, Divisor(scale_of(p.packed_v_scale)), p.saturate}, left, lane, staged);
-  if constexpr (!kKeysBesideValues<Input>) load_key();
-  __syncwarp();
-  uint8_t* v = static_cast<uint8_t*>(p.v) + tile_row * kTileBytes;
-#pragma unroll
-  for (int first = 0; first < kNope; first += kWarp) {
-    const int own = first + lane;
-    const uint4 x = *reinterpret_cast<const uint4*>(staged + staged_byte(own));
-    const bool changed = first >= kNope / 2;
-    store_words(v + own * kValueTile, changed ? x.z : x.x, changed ? x.w : x.y, changed ? x.x : x.z,
-                changed ? x.y : x.w);
   }
 
-  const float k_scale = sizeof(Rope) == 1 ? scale_of(p.k_scale) : 1;
-  const Divisor key_divide(scale_of(p.packed_k_scale));
-  E4M3FN* k = static_cast<E4M3FN*>(p.k) + first_row * kHeadDim;
-  const int64_t token_stride = int64_t{p.heads} * kHeadDim;
+  __device__ __forceinline__ void store(const PackKvParams& p, const Tile& tile, int lane) const {
+    const float k_scale = sizeof(Rope) == 1 ? scale_of(p.k_scale) : 1;
+    const Divisor divide(scale_of(p.packed_k_scale));
+    E4M3FN* k = static_cast<E4M3FN*>(p.k) + tile.first_row * kHeadDim;
+    const int64_t token_stride = int64_t{p.heads} * kHeadDim;
 #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int token = token_of(step);
-    if (token >= left) continue;
-    store_group(k + token * token_stride + column, convert_group<E4M3FN>(nope[step], {1, key_divide, p.saturate}));
+    for (int step = 0; step < Steps::kSteps; ++step) {
+      const int token = Steps::token(step, lane);
+      if (token >= tile.left) continue;
+      store_group(k + token * token_stride + Steps::column(lane),
+                  convert_group<E4M3FN>(up.read[step], {1, divide, p.saturate}));
+    }
+#pragma unroll
+    for (int step = 0; step < kRopeSteps; ++step) {
+      const int token = RopeSteps::row(step, lane);
+      if (token >= tile.left) continue;
+      store_group(k + token * token_stride + kNope + RopeSteps::group(step, lane) * kCount,
+                  convert_group<E4M3FN>(rope[step], {k_scale, divide, p.saturate}));
+    }
   }
-#pragma unroll
-  for (int step = 0; step < kRopeSteps; ++step) {
-    const int token = RopeSteps::row(step, lane);
-    if (token >= left) continue;
-    store_group(k + token * token_stride + kNope + RopeSteps::group(step, lane) * kCount,
-                convert_group<E4M3FN>(rope[step], {k_scale, key_divide, p.saturate}));
+};
+
+template <class Input, class Rope>
+__device__ __forceinline__ void pack_tile(const PackKvParams& p, unsigned char* shared) {
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const Tile tile(p, int64_t{blockIdx.x} * kPackTiles + warp % kPackTiles);
+  if (tile.left <= 0) return;
+  TileValues<Input> values;
+  TileKeys<Input, Rope> keys;
+  unsigned char* const staged = shared + warp % kPackTiles * kTileBytes;
+  if (kTileWarps == 1) {
+    values.load(p, tile, lane);
+    keys.load(p, tile, lane);
+    values.store(p, tile, lane, staged);
+    keys.store(p, tile, lane);
+  } else if (warp < kPackTiles) {
+    values.load(p, tile, lane);
+    values.store(p, tile, lane, staged);
+  } else {
+    keys.load(p, tile, lane);
+    keys.store(p, tile, lane);
   }
 }
 
