@@ -92,6 +92,11 @@ __device__ __forceinline__ void store_words(void* target, uint32_t a, uint32_t b
                : "memory");
 }
 
+// The line of an address, to the L2.
+__device__ __forceinline__ void prefetch(const void* address) {
+  asm volatile("prefetch.global.L2 [%0];\n" ::"l"(__cvta_generic_to_global(address)));
+}
+
 #if __CUDA_ARCH__ >= 890
 // Two e4m3fn values, the first in the low byte: a half holds them exactly.
 __device__ __forceinline__ __half2 e4m3fn_to_half(uint16_t pair) {

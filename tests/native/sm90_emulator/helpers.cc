@@ -210,7 +210,8 @@ void check_gather(DType cached, DType output, Random& random) {
   report.expect_success(gather_context(p, device_with(1)));
   p.latent = latent.data();
   p.rope = rope.data();
-  run_blocks(ceil_div(rows, kGatherRows), kGatherThreads, [&] { gather_row<Cached, Output>(p); });
+  run_blocks(ceil_div(rows, GatherShape<Cached, Output>::kBlockRows), kGatherThreads,
+             [&] { gather_rows<Cached, Output>(p); });
   const std::string text = std::string("gather_context of ") + (kDsMla ? "fp8_ds_mla" : name_of(cached)) + " to " +
                            name_of(output) + ", " + std::to_string(rows) + " rows, " + std::to_string(batch) +
                            " requests";
