@@ -15,10 +15,13 @@ namespace mla {
 
 constexpr int kGatherThreads = 128;
 
-// Variants to be timed. 0: a row a warp; 1: as said above; 2: also, the page table is on its way to the L2 before its
-// first reader knows which page it needs.
-#if !defined(MLA_GATHER_VARIANT)
-#define MLA_GATHER_VARIANT 1
+// Variants to be timed: rows of a warp (1, 2, or 4, which is as said above); whether the page table is on its way to
+// the L2 before its first reader knows which page it needs.
+#if !defined(MLA_GATHER_ROWS)
+#define MLA_GATHER_ROWS 4
+#endif
+#if !defined(MLA_GATHER_PREFETCH)
+#define MLA_GATHER_PREFETCH 0
 #endif
 
 template <class Cached, class Output>
@@ -27,8 +30,8 @@ struct GatherShape {
   static constexpr int kCount = kWidestGroup<typename Layout::Latent, Output>;
   using LatentSteps = RowSteps<kLatent / kCount>;
   using RopeSteps = RowSteps<kRope / kCount>;
-  static constexpr int kLatentSteps = LatentSteps::kStepsARow;                       // a row
-  static constexpr int kRows = MLA_GATHER_VARIANT == 0 ? 1 : RopeSteps::kRowsAStep;  // a warp
+  static constexpr int kLatentSteps = LatentSteps::kStepsARow;  // a row
+  static constexpr int kRows = RopeSteps::kRowsAStep < MLA_GATHER_ROWS ? RopeSteps::kRowsAStep : MLA_GATHER_ROWS;
   static constexpr int kBlockRows = kGatherThreads / kWarp * kRows;
   static_assert(LatentSteps::kRowsAStep == 1 && RopeSteps::kStepsARow == 1);
 };
@@ -91,7 +94,7 @@ __device__ __forceinline__ void gather_rows(const GatherContextParams& p) {
 
   const int lane = threadIdx.x % kWarp;
   const int64_t warp = int64_t{blockIdx.x} * (kGatherThreads / kWarp) + threadIdx.x / kWarp, first = warp * kRows;
-  if (MLA_GATHER_VARIANT == 2) {
+  if (MLA_GATHER_PREFETCH) {
     const int64_t entry = warp * kWarp;
     if (lane == 0 && entry < int64_t{p.batch} * p.max_pages) ptx::prefetch(p.page_table + entry);
   }
