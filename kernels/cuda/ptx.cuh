@@ -97,6 +97,13 @@ __device__ __forceinline__ void prefetch(const void* address) {
   asm volatile("prefetch.global.L2 [%0];\n" ::"l"(__cvta_generic_to_global(address)));
 }
 
+// A load that stays where it is asked for.
+__device__ __forceinline__ int32_t load_now(const int32_t* source) {
+  int32_t value;
+  asm volatile("ld.global.nc.b32 %0, [%1];\n" : "=r"(value) : "l"(__cvta_generic_to_global(source)));
+  return value;
+}
+
 #if __CUDA_ARCH__ >= 890
 // Two e4m3fn values, the first in the low byte: a half holds them exactly.
 __device__ __forceinline__ __half2 e4m3fn_to_half(uint16_t pair) {

@@ -15,13 +15,14 @@ namespace mla {
 
 constexpr int kGatherThreads = 128;
 
-// Variants to be timed: rows of a warp (1, 2, or 4, which is as said above); whether the page table is on its way to
-// the L2 before its first reader knows which page it needs.
+// Variants to be timed: rows of a warp (1, 2, or 4, which is as said above); and what is done about the second of the
+// three loads while the first is waited for. 0: nothing; 1: the page table is brought to the L2; 2: what the page would
+// be if pieces filled their rows of the table is loaded, and taken where that was right.
 #if !defined(MLA_GATHER_ROWS)
 #define MLA_GATHER_ROWS 4
 #endif
-#if !defined(MLA_GATHER_PREFETCH)
-#define MLA_GATHER_PREFETCH 0
+#if !defined(MLA_GATHER_EARLY)
+#define MLA_GATHER_EARLY 0
 #endif
 
 template <class Cached, class Output>
@@ -41,6 +42,17 @@ template <int kRows>
 __device__ __forceinline__ int64_t find_slot(const GatherContextParams& p, int64_t first) {
   const int lane = threadIdx.x % kWarp, own = lane % kRows;
   const int64_t w = first + own;
+  const int64_t entries = int64_t{p.batch} * p.max_pages;
+  int64_t guess = -1;
+  int32_t guessed = -1;
+  if (MLA_GATHER_EARLY == 1 && lane == 0 && entries > 0) {
+    const auto line = static_cast<uint32_t>(first / kRows * kWarp);
+    ptx::prefetch(p.page_table + (entries < INT32_MAX ? line % static_cast<uint32_t>(entries) : 0));
+  }
+  if (MLA_GATHER_EARLY == 2) {
+    guess = static_cast<uint32_t>(w) / static_cast<uint32_t>(p.page_size);
+    if (guess < entries) guessed = ptx::load_now(p.page_table + guess);
+  }
   int32_t request = -1, begin = 0, start = 0;  // of the first piece that ends behind w
   for (int32_t base = 0; base < p.batch && any_lane(request < 0); base += kWarp) {
     const int32_t candidate = base + lane;
@@ -66,7 +78,8 @@ __device__ __forceinline__ int64_t find_slot(const GatherContextParams& p, int64
   if (request < 0 || w < begin || token < 0 || token > INT32_MAX) return -1;
   const auto page_of_request = static_cast<uint32_t>(token) / static_cast<uint32_t>(p.page_size);
   if (page_of_request >= static_cast<uint32_t>(p.max_pages)) return -1;
-  const int32_t page = p.page_table[int64_t{request} * p.max_pages + page_of_request];
+  const int64_t entry = int64_t{request} * p.max_pages + page_of_request;
+  const int32_t page = MLA_GATHER_EARLY == 2 && entry == guess ? guessed : p.page_table[entry];
   if (page < 0 || page >= p.pages) return -1;
   return int64_t{page} * p.page_size + (static_cast<uint32_t>(token) - page_of_request * p.page_size);
 }
@@ -94,10 +107,6 @@ __device__ __forceinline__ void gather_rows(const GatherContextParams& p) {
 
   const int lane = threadIdx.x % kWarp;
   const int64_t warp = int64_t{blockIdx.x} * (kGatherThreads / kWarp) + threadIdx.x / kWarp, first = warp * kRows;
-  if (MLA_GATHER_PREFETCH) {
-    const int64_t entry = warp * kWarp;
-    if (lane == 0 && entry < int64_t{p.batch} * p.max_pages) ptx::prefetch(p.page_table + entry);
-  }
   if (first >= p.rows) return;
   const int64_t rows_left = p.rows - first;
   const int left = rows_left < kRows ? static_cast<int>(rows_left) : kRows;
