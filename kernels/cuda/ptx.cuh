@@ -92,18 +92,6 @@ __device__ __forceinline__ void store_words(void* target, uint32_t a, uint32_t b
                : "memory");
 }
 
-// The line of an address, to the L2.
-__device__ __forceinline__ void prefetch(const void* address) {
-  asm volatile("prefetch.global.L2 [%0];\n" ::"l"(__cvta_generic_to_global(address)));
-}
-
-// A load that stays where it is asked for.
-__device__ __forceinline__ int32_t load_now(const int32_t* source) {
-  int32_t value;
-  asm volatile("ld.global.nc.b32 %0, [%1];\n" : "=r"(value) : "l"(__cvta_generic_to_global(source)));
-  return value;
-}
-
 #if __CUDA_ARCH__ >= 890
 // Two e4m3fn values, the first in the low byte: a half holds them exactly.
 __device__ __forceinline__ __half2 e4m3fn_to_half(uint16_t pair) {

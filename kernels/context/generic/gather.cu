@@ -7,14 +7,13 @@ namespace {
 
 template <class Cached, class Output>
 __global__ void __launch_bounds__(kGatherThreads) gather_kernel(const __grid_constant__ GatherContextParams p) {
-  gather_rows<Cached, Output>(p);
+  gather_row<Cached, Output>(p);
 }
 
 template <class Cached, class Output>
 Error launch_gather(const GatherContextParams& params, const Device& device) {
-  constexpr int kRows = GatherShape<Cached, Output>::kBlockRows;
   LaunchShape shape;
-  shape.grid = dim3(static_cast<unsigned>((int64_t{params.rows} + kRows - 1) / kRows));
+  shape.grid = dim3(static_cast<unsigned>((params.rows + kGatherRows - 1) / kGatherRows));
   shape.block = dim3(kGatherThreads);
   return launch("gather_context", gather_kernel<Cached, Output>, shape, device, params);
 }

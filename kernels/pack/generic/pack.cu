@@ -14,9 +14,9 @@ __global__ void __launch_bounds__(kPackThreads) pack_kernel(const __grid_constan
 }
 
 template <class Input, class Rope>
-__global__ void __launch_bounds__(kPackThreads, kPackTilesCtas<Input>)
+__global__ void __launch_bounds__(kPackThreads, PackTileShape<Input>::kCtas)
     pack_tiles_kernel(const __grid_constant__ PackKvParams p) {
-  __shared__ alignas(16) unsigned char shared[kPackTilesShared];
+  __shared__ alignas(16) unsigned char shared[PackTileShape<Input>::kSharedBytes];
   pack_tile<Input, Rope>(p, shared);
 }
 
@@ -39,7 +39,8 @@ Error launch_pack(const PackKvParams& params, const Device& device) {
   if constexpr (std::is_same_v<Output, E4M3FN>) {
     if (params.v_tiled) {
       const int64_t tiles = (params.tokens + kValueTile - 1) / kValueTile;
-      return launch_ctas(pack_tiles_kernel<Input, Rope>, tiles * params.heads, kPackTiles, params, device);
+      return launch_ctas(pack_tiles_kernel<Input, Rope>, tiles * params.heads, PackTileShape<Input>::kTiles, params,
+                         device);
     }
   }
   return launch_ctas(pack_kernel<Input, Rope, Output>, params.tokens * params.heads,

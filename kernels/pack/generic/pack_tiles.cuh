@@ -1,10 +1,10 @@
 // The kernel of pack_kv_fp8 with values in tiles, as kValueTile says: keys as pack_rows.cuh packs them, and values
 // transposed.
 //
-// A tile of 16 tokens of one head is two warps' work, one for its values and one for its keys, which read the rows of
-// the up-projection in pieces of 16 bytes a lane. Which token comes with which step is chosen so that a lane's codes of
-// a column stand in the tile's order as they are converted; then only columns have to move between lanes, through
-// shared memory of the warp's own, until 32 neighbours are one store of 512 bytes.
+// A tile of 16 tokens of one head is read in pieces of 16 bytes a lane, all of which are on their way before the first
+// is stored. Which token comes with which step is chosen so that a lane's codes of a column stand in the tile's order
+// as they are converted; then only columns have to move between lanes, through shared memory of the warp's own, until
+// 32 neighbours are one store of 512 bytes.
 #pragma once
 
 #include "kernels/cuda/rows.cuh"
@@ -12,18 +12,17 @@
 
 namespace mla {
 
-// Variants to be timed: 2, as said above; or 1, where a warp does both, all of whose loads are on their way together.
-#if !defined(MLA_PACK_TILE_WARPS)
-#define MLA_PACK_TILE_WARPS 2
-#endif
-constexpr int kTileWarps = MLA_PACK_TILE_WARPS;
-constexpr int kPackTiles = kPackThreads / kWarp / kTileWarps;  // of a CTA
 constexpr int kTileBytes = kNope * kValueTile;
-constexpr int kPackTilesShared = kPackTiles * kTileBytes;
 
-// CTAs of a multiprocessor: as many as registers allow for what the lanes have asked for.
+// A tile is one warp's work: with a warp for its keys and one for its values, which has more to convert, scales other
+// than 1 took 4% longer. But it is two warps' work in fp32, whose keys and values one warp's registers cannot hold.
 template <class Input>
-constexpr int kPackTilesCtas = kTileWarps == 2 && sizeof(Input) == 2 ? 3 : 2;
+struct PackTileShape {
+  static constexpr int kTileWarps = sizeof(Input) == 2 ? 1 : 2;
+  static constexpr int kTiles = kPackThreads / kWarp / kTileWarps;  // of a CTA
+  static constexpr int kSharedBytes = kTiles * kTileBytes;
+  static constexpr int kCtas = 2;  // of a multiprocessor: as many as registers allow for what the lanes have asked for
+};
 
 // The token at a position of a tile's column.
 __host__ __device__ constexpr int token_at(int position) {
@@ -173,18 +172,19 @@ struct TileKeys {
 
 template <class Input, class Rope>
 __device__ __forceinline__ void pack_tile(const PackKvParams& p, unsigned char* shared) {
+  constexpr int kTiles = PackTileShape<Input>::kTiles;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const Tile tile(p, int64_t{blockIdx.x} * kPackTiles + warp % kPackTiles);
+  const Tile tile(p, int64_t{blockIdx.x} * kTiles + warp % kTiles);
   if (tile.left <= 0) return;
+  unsigned char* const staged = shared + warp % kTiles * kTileBytes;
   TileValues<Input> values;
   TileKeys<Input, Rope> keys;
-  unsigned char* const staged = shared + warp % kPackTiles * kTileBytes;
-  if (kTileWarps == 1) {
+  if constexpr (PackTileShape<Input>::kTileWarps == 1) {
     values.load(p, tile, lane);
     keys.load(p, tile, lane);
     values.store(p, tile, lane, staged);
     keys.store(p, tile, lane);
-  } else if (warp < kPackTiles) {
+  } else if (warp < kTiles) {
     values.load(p, tile, lane);
     values.store(p, tile, lane, staged);
   } else {

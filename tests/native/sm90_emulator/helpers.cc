@@ -210,8 +210,7 @@ void check_gather(DType cached, DType output, Random& random) {
   report.expect_success(gather_context(p, device_with(1)));
   p.latent = latent.data();
   p.rope = rope.data();
-  run_blocks(ceil_div(rows, GatherShape<Cached, Output>::kBlockRows), kGatherThreads,
-             [&] { gather_rows<Cached, Output>(p); });
+  run_blocks(ceil_div(rows, kGatherRows), kGatherThreads, [&] { gather_row<Cached, Output>(p); });
   const std::string text = std::string("gather_context of ") + (kDsMla ? "fp8_ds_mla" : name_of(cached)) + " to " +
                            name_of(output) + ", " + std::to_string(rows) + " rows, " + std::to_string(batch) +
                            " requests";
@@ -271,7 +270,7 @@ void check_pack(DType input, DType rope_type, DType output, Random& random) {
     run_blocks(ceil_div(rows, PackShape<Input, Output>::kBlockRows), kPackThreads,
                [&] { pack_rows<Input, Rope, Output>(p); });
   } else if constexpr (std::is_same_v<Output, E4M3FN>) {
-    run_blocks(ceil_div(ceil_div(tokens, kValueTile) * heads, kPackTiles), kPackThreads,
+    run_blocks(ceil_div(ceil_div(tokens, kValueTile) * heads, PackTileShape<Input>::kTiles), kPackThreads,
                [&] { pack_tile<Input, Rope>(p, helper_rows::shared_base); });
   }
   const std::string text = std::string("pack_kv of ") + name_of(input) + ", rope " + name_of(rope_type) + ", to " +

@@ -19,10 +19,6 @@ inline void launch_dependents() {}
 
 inline void wait_for_previous_kernel() {}
 
-inline void prefetch(const void*) {}
-
-inline int32_t load_now(const int32_t* source) { return *source; }
-
 inline void store_words(void* target, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   const uint32_t words[] = {a, b, c, d};
   emulator::require(reinterpret_cast<uintptr_t>(target) % sizeof(words) == 0, "stores are aligned to their size");
