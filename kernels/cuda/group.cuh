@@ -50,11 +50,11 @@ __device__ __forceinline__ void store_group(void* target, const GroupBits<Elemen
 template <class Element, int kCount>
 __device__ __forceinline__ float element_at(const GroupBits<Element, kCount>& bits, int i) {
   constexpr int kPerWord = 4 / sizeof(Element);
-  const uint32_t word = bits.words[i / kPerWord] >> (i % kPerWord * 8 * sizeof(Element));
+  const uint32_t packed = bits.words[i / kPerWord], word = packed >> (i % kPerWord * 8 * sizeof(Element));
   if constexpr (std::is_same_v<Element, float>) {
     return __uint_as_float(word);
   } else if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
-    return to_float(__ushort_as_bfloat16(static_cast<uint16_t>(word)));
+    return __uint_as_float(i % kPerWord == 0 ? packed << 16 : packed & 0xFFFF0000);  // in one instruction
   } else if constexpr (std::is_same_v<Element, __half>) {
     return to_float(__ushort_as_half(static_cast<uint16_t>(word)));
   } else {

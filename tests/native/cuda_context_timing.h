@@ -12,12 +12,20 @@ inline void print_bandwidth(const std::string& name, double us, double bytes, do
   std::fflush(stdout);
 }
 
-inline void time_pack(DType input, DType output, int64_t width, double ceiling) {
+struct PackTiming {
+  DType input, output;
+  int64_t width = kRope;
+  bool tiled = false;   // values
+  bool scaled = false;  // by no power of two
+};
+
+inline void time_pack(const PackTiming& t, double ceiling) {
   constexpr int64_t kTokens = 65536;
   constexpr int32_t kHeads = 24;
-  const int64_t in = size_of(input), out = size_of(output), rows = kTokens * kHeads;
-  const bool values = input != output;
-  const Array<uint8_t> up(rows * 2 * kNope * in), rope(kTokens * width * in);
+  const int64_t in = size_of(t.input), out = size_of(t.output), rows = kTokens * kHeads;
+  const bool values = t.input != t.output;
+  const Array<uint8_t> up(rows * 2 * kNope * in), rope(kTokens * t.width * in);
+  const Array<float> scale(std::vector<float>{0.37f});
   check(cudaMemsetAsync(up.data(), 0x3C, up.size(), stream_of(device())));
   check(cudaMemsetAsync(rope.data(), 0x3C, rope.size(), stream_of(device())));
   Array<uint8_t> k(rows * kHeadDim * out), v(rows * kNope * out);
@@ -26,17 +34,20 @@ inline void time_pack(DType input, DType output, int64_t width, double ceiling) 
   p.k_pe = rope.data();
   p.k = k.data();
   p.v = values ? v.data() : nullptr;
-  p.k_pe_stride = width;
-  p.k_pe_offset = width - kRope;
+  p.packed_k_scale = p.packed_v_scale = t.scaled ? scale.data() : nullptr;
+  p.k_pe_stride = t.width;
+  p.k_pe_offset = t.width - kRope;
   p.tokens = kTokens;
   p.heads = kHeads;
-  p.input_dtype = p.k_pe_dtype = input;
-  p.output_dtype = output;
+  p.v_tiled = t.tiled;
+  p.input_dtype = p.k_pe_dtype = t.input;
+  p.output_dtype = t.output;
   const double us = time_calls(5, [&](int) { check(pack_kv(p, device())); });
   const int64_t read = rows * (values ? 2 : 1) * kNope * in + kTokens * kRope * in;
   const int64_t written = rows * (kHeadDim + (values ? kNope : 0)) * out;
-  print_bandwidth(std::string("pack_kv, 65536 tokens x 24 heads, ") + short_name(input) + " to " + short_name(output) +
-                      (width == kWidth ? ", gathered" : ""),
+  print_bandwidth(std::string("pack_kv, 65536 tokens x 24 heads, ") + short_name(t.input) + " to " +
+                      short_name(t.output) + (t.width == kWidth ? ", gathered" : "") + (t.tiled ? ", tiles" : "") +
+                      (t.scaled ? ", scaled" : ""),
                   us, static_cast<double>(read + written), ceiling);
 }
 
@@ -145,9 +156,12 @@ inline void time_updates() {
 inline void time_context() {
   const double ceiling = time_copy();
   std::printf("copy of 1 GiB: %.2f TB/s, read and written\n", ceiling);
-  for (int64_t width : {kRope, kWidth}) time_pack(DType::kBF16, DType::kBF16, width, ceiling);
-  time_pack(DType::kBF16, DType::kE4M3FN, kRope, ceiling);
-  time_pack(DType::kF32, DType::kF32, kRope, ceiling);
+  for (int64_t width : {kRope, kWidth}) time_pack({DType::kBF16, DType::kBF16, width}, ceiling);
+  for (bool scaled : {false, true}) {
+    for (bool tiled : {false, true}) time_pack({DType::kBF16, DType::kE4M3FN, kRope, tiled, scaled}, ceiling);
+  }
+  time_pack({DType::kF32, DType::kE4M3FN, kRope, /*tiled=*/true}, ceiling);
+  time_pack({DType::kF32, DType::kF32}, ceiling);
   for (DType cache : {DType::kBF16, DType::kF16, DType::kF32, DType::kE4M3FN}) {
     time_gather(cache, false, DType::kBF16, ceiling);
   }

@@ -3,6 +3,7 @@
 
 #include "kernels/cuda/launch.h"
 #include "kernels/pack/generic/pack_rows.cuh"
+#include "kernels/pack/generic/pack_tiles.cuh"
 
 namespace mla {
 namespace {
@@ -12,24 +13,17 @@ __global__ void __launch_bounds__(kPackThreads) pack_kernel(const __grid_constan
   pack_rows<Input, Rope, Output>(p);
 }
 
-template <class Input>
-__global__ void __launch_bounds__(kPackThreads) tile_values_kernel(const __grid_constant__ PackKvParams p) {
-  tile_values<Input>(p);
+template <class Input, class Rope>
+__global__ void __launch_bounds__(kPackThreads, PackTileShape<Input>::kCtas)
+    pack_tiles_kernel(const __grid_constant__ PackKvParams p) {
+  __shared__ alignas(16) unsigned char shared[PackTileShape<Input>::kSharedBytes];
+  pack_tile<Input, Rope>(p, shared);
 }
 
-template <class Input>
-Error launch_tiles(const PackKvParams& p, const Device& device) {
-  const int64_t threads = (p.tokens + kValueTile - 1) / kValueTile * p.heads * kNope / 2;
-  LaunchShape shape;
-  shape.grid = dim3(static_cast<unsigned>((threads + kPackThreads - 1) / kPackThreads));
-  shape.block = dim3(kPackThreads);
-  return launch("pack_kv_fp8's tiles of values", tile_values_kernel<Input>, shape, device, p);
-}
-
-template <class Input, class Rope, class Output>
-Error launch_pack(const PackKvParams& params, const Device& device) {
-  constexpr int kRows = PackShape<Input, Output>::kBlockRows;
-  const int64_t ctas = (params.tokens * params.heads + kRows - 1) / kRows;
+// Of so many (token, head) rows, or tiles of them, of which a CTA has some.
+Error launch_ctas(void (*kernel)(PackKvParams), int64_t rows, int64_t cta_rows, const PackKvParams& params,
+                  const Device& device) {
+  const int64_t ctas = (rows + cta_rows - 1) / cta_rows;
   if (ctas > std::numeric_limits<int32_t>::max()) {
     return "jax_mla: pack_kv's " + std::to_string(params.tokens) + " tokens of " + std::to_string(params.heads) +
            " heads are more than a grid holds";
@@ -37,7 +31,20 @@ Error launch_pack(const PackKvParams& params, const Device& device) {
   LaunchShape shape;
   shape.grid = dim3(static_cast<unsigned>(ctas));
   shape.block = dim3(kPackThreads);
-  return launch("pack_kv", pack_kernel<Input, Rope, Output>, shape, device, params);
+  return launch("pack_kv", kernel, shape, device, params);
+}
+
+template <class Input, class Rope, class Output>
+Error launch_pack(const PackKvParams& params, const Device& device) {
+  if constexpr (std::is_same_v<Output, E4M3FN>) {
+    if (params.v_tiled) {
+      const int64_t tiles = (params.tokens + kValueTile - 1) / kValueTile;
+      return launch_ctas(pack_tiles_kernel<Input, Rope>, tiles * params.heads, PackTileShape<Input>::kTiles, params,
+                         device);
+    }
+  }
+  return launch_ctas(pack_kernel<Input, Rope, Output>, params.tokens * params.heads,
+                     PackShape<Input, Output>::kBlockRows, params, device);
 }
 
 Error refusal(const PackKvParams& p) {
@@ -72,8 +79,7 @@ Error launch_keys(const PackKvParams& params, const Device& device) {
 template <class Input>
 Error launch_input(const PackKvParams& params, const Device& device) {
   if (params.v_tiled && params.output_dtype != DType::kE4M3FN) return refusal(params);
-  const Error error = launch_keys<Input>(params, device);
-  return error.empty() && params.v_tiled ? launch_tiles<Input>(params, device) : error;
+  return launch_keys<Input>(params, device);
 }
 
 }  // namespace

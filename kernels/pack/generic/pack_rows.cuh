@@ -1,5 +1,5 @@
 // The kernel of pack_kv and pack_kv_fp8: the nope part of each head's key beside the rope part that all heads share;
-// values apart where they change their type.
+// values apart where they change their type. Values in tiles are pack_tiles.cuh's.
 //
 // It waits for memory alone, as long as its instructions are few: a warp takes some (token, head) rows in their order,
 // and no lane has a nope part where another has a rope part. The up-projection is read once, each rope key by
@@ -7,7 +7,7 @@
 #pragma once
 
 #include "kernels/cuda/rows.cuh"
-#include "kernels/pack/tile_values.h"
+#include "kernels/pack/shape.h"
 
 namespace mla {
 
@@ -37,9 +37,7 @@ __device__ __forceinline__ void pack_rows(const PackKvParams& p) {
   const auto heads = static_cast<uint32_t>(p.heads),
              first_head = static_cast<uint32_t>(first_row - first_token * p.heads);
   const auto is_value = [](int group) { return kValues && group >= kNope / kCount; };
-  const auto is_there = [&](int step) {
-    return UpSteps::row(step, lane) < left && !(kValues && p.v_tiled && is_value(UpSteps::group(step, lane)));
-  };
+  const auto is_there = [&](int step) { return UpSteps::row(step, lane) < left; };
 
   const Input* up = static_cast<const Input*>(p.kv_up) + first_row * kUpWidth;
   const Rope* k_pe = static_cast<const Rope*>(p.k_pe) + p.k_pe_offset + first_token * p.k_pe_stride;

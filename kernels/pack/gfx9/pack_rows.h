@@ -8,7 +8,7 @@
 
 #include <type_traits>
 
-#include "kernels/pack/tile_values.h"
+#include "kernels/pack/gfx9/tile_values.h"
 
 namespace mla {
 

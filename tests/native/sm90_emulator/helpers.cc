@@ -11,6 +11,7 @@ using std::max, std::min;
 #include "kernels/context/generic/gather_rows.cuh"
 #include "kernels/entry.h"
 #include "kernels/pack/generic/pack_rows.cuh"
+#include "kernels/pack/generic/pack_tiles.cuh"
 #include "tests/native/ds_mla.h"
 
 namespace mla::helper_rows {
@@ -265,11 +266,12 @@ void check_pack(DType input, DType rope_type, DType output, Random& random) {
   report.expect_success(pack_kv(p, device_with(1)));
   p.k = k.data();
   p.v = kValues ? v.data() : nullptr;
-  run_blocks(ceil_div(rows, PackShape<Input, Output>::kBlockRows), kPackThreads,
-             [&] { pack_rows<Input, Rope, Output>(p); });
-  if (p.v_tiled) {
-    run_blocks(ceil_div(ceil_div(tokens, kValueTile) * heads * kNope / 2, kPackThreads), kPackThreads,
-               [&] { tile_values<Input>(p); });
+  if (!p.v_tiled) {
+    run_blocks(ceil_div(rows, PackShape<Input, Output>::kBlockRows), kPackThreads,
+               [&] { pack_rows<Input, Rope, Output>(p); });
+  } else if constexpr (std::is_same_v<Output, E4M3FN>) {
+    run_blocks(ceil_div(ceil_div(tokens, kValueTile) * heads, PackTileShape<Input>::kTiles), kPackThreads,
+               [&] { pack_tile<Input, Rope>(p, helper_rows::shared_base); });
   }
   const std::string text = std::string("pack_kv of ") + name_of(input) + ", rope " + name_of(rope_type) + ", to " +
                            name_of(output) + ", " + std::to_string(tokens) + " tokens x " + std::to_string(heads) +

@@ -1,15 +1,9 @@
-// Values of pack_kv_fp8 in the tiles that the fp8 prefill kernel reads, for CUDA and HIP.
+// Values of pack_kv_fp8 in the tiles that the fp8 prefill kernel reads, on AMD.
 #pragma once
 
-#include "kernels/group.h"
-#include "kernels/params.h"
+#include "kernels/pack/shape.h"
 
 namespace mla {
-
-constexpr int kPackThreads = 256;
-constexpr int kUpWidth = 2 * kNope;
-
-__device__ __forceinline__ float scale_of(const float* scale) { return scale == nullptr ? 1.0f : *scale; }
 
 // Values in tiles, as kValueTile says, by a thread for two columns of a (tile, head). Keys are another kernel's.
 template <class Input>
