@@ -52,14 +52,23 @@ class Jitted(_Program):
     """call(each, *operands) for each of `varying`.
 
     The calls have an operand each of their own, so that XLA cannot share them.
+    is_attention: call is a kernel's and returns (out, lse). Then of all calls but the first only lse is returned, in
+    one array, as jax_mla/bench/programs.py does and says why.
     """
 
     def __init__(
-        self, name: str, call: Callable[..., Any], varying: Sequence[Any], operands: Sequence[Any] = ()
+        self,
+        name: str,
+        call: Callable[..., Any],
+        varying: Sequence[Any],
+        operands: Sequence[Any] = (),
+        *,
+        is_attention: bool = False,
     ) -> None:
         def run(results, varying, operands):
             del results
-            return tuple(call(each, *operands) for each in varying)
+            done = tuple(call(each, *operands) for each in varying)
+            return (done[0], jnp.stack([lse for _, lse in done])) if is_attention else done
 
         arrays = tuple(varying), tuple(operands)
         shapes = jax.eval_shape(functools.partial(run, None), *arrays)

@@ -196,7 +196,8 @@ def native(name: str, given: Inputs, calls: int | None = None) -> Jitted:
     def call(indices, q, cache):
         return jax_mla.mla_sparse_decode(q, cache, indices, scale=given.scale, k_scale=k_scale, implementation=name)
 
-    return Jitted(name, call, given.indices[:calls], (given.q, given.cache))
+    is_attention = name != "xla"
+    return Jitted(name, call, given.indices[:calls], (given.q, given.cache), is_attention=is_attention)
 
 
 class Comparison:

@@ -1,8 +1,12 @@
 """What is timed: jitted programs of many decode calls, each over a cache of its own.
 
 A program's calls follow each other on the device without the host between them. On a GPU they are one captured graph:
-their addresses stay, since the results of one execution are donated to the next. Nothing is dropped, since all results
-are returned, or shared, since every call has another cache or another array of lengths.
+their addresses stay, since the results of one execution are donated to the next. Nothing is dropped, since of every
+call some result is returned, or shared, since every call has another cache or another array of lengths.
+
+Every array that a program takes or returns costs the host some ten microseconds, as long as a small call takes the
+device. So of all kernels' calls but the first only lse is returned, in one array: a kernel runs whole for any of its
+results. XLA would leave out what makes the others, and so of its calls everything is returned.
 """
 
 from __future__ import annotations
@@ -71,11 +75,19 @@ class Program:
 
 
 def _program(
-    name: str, calls: int, call: Call, prepare: Callable[[Inputs], Any], shapes: Inputs, calls_a_length: int
+    name: str,
+    calls: int,
+    call: Call,
+    prepare: Callable[[Inputs], Any],
+    shapes: Inputs,
+    calls_a_length: int,
+    *,
+    is_kernel: bool = False,
 ) -> Program:
     """`call(inputs, extra, layer)`, `calls` times; `extra` is what `prepare` makes of the inputs beforehand.
 
     calls_a_length: calls that share an array of lengths. All of these arrays hold the same.
+    is_kernel: call is mla_decode's by a kernel.
     """
 
     def run(results, operands, scales, lens, extra):
@@ -83,7 +95,8 @@ def _program(
         q, cache, page_table, _ = operands
         fixed = dataclasses.replace(shapes, q=q, cache=cache, page_table=page_table, scales=scales)
         each = [dataclasses.replace(fixed, kv_lens=n) for n in lens]
-        return tuple(call(each[i // calls_a_length], extra, i % fixed.copies) for i in range(calls))
+        done = tuple(call(each[i // calls_a_length], extra, i % fixed.copies) for i in range(calls))
+        return (done[0], jnp.stack([lse for _, lse in done])) if is_kernel else done
 
     def arguments(inputs: Inputs) -> tuple[Any, ...]:
         lens = tuple(jnp.copy(inputs.kv_lens) for _ in range(-(-calls // calls_a_length)))
@@ -119,7 +132,11 @@ def decode(name: str, implementation: str | None, calls: int, shapes: Inputs) ->
             *inputs.operands, layer=layer, scale=SCALE, plan=plan, implementation=implementation, **inputs.scales
         )
 
-    return _program(name, calls, call, lambda inputs: _plan(implementation, inputs), shapes, shapes.copies)
+    def prepare(inputs: Inputs) -> Any:
+        return _plan(implementation, inputs)
+
+    is_kernel = implementation != dispatch.XLA
+    return _program(name, calls, call, prepare, shapes, shapes.copies, is_kernel=is_kernel)
 
 
 def plan(name: str, implementation: str | None, calls: int, shapes: Inputs) -> Program:
@@ -140,7 +157,8 @@ def plan_and_decode(name: str, implementation: str | None, calls: int, shapes: I
             *inputs.operands, layer=layer, scale=SCALE, plan=plan, implementation=implementation, **inputs.scales
         )
 
-    return _program(name, calls, call, lambda inputs: None, shapes, calls_a_length=1)
+    is_kernel = implementation != dispatch.XLA
+    return _program(name, calls, call, lambda inputs: None, shapes, calls_a_length=1, is_kernel=is_kernel)
 
 
 def gather_einsum(name: str, calls: int, shapes: Inputs) -> Program:
