@@ -7,14 +7,15 @@
 
 namespace mla::sparse_sm90 {
 
-template <class Element, int kTileRows>
+template <class Element, int kTileRows, int kCtas>
 Error launch_instance(const SparseDecodeParams& params, const QueryMaps& maps, const Device& device) {
   LaunchShape shape;
-  shape.block = dim3(threads<kTileRows>());
-  shape.shared_bytes = shared_bytes<kTileRows>();
-  const Error error = choose_grid(&shape.grid, params, device);
+  shape.block = dim3(Layout<kTileRows, kCtas>::kThreads);
+  shape.shared_bytes = Memory<Layout<kTileRows, kCtas>>::kBytes;
+  const Error error = choose_grid(&shape.grid, params, device, kCtas);
   if (!error.empty()) return error;
-  return launch("mla_sparse_decode's Hopper kernel", sparse_kernel<Element, kTileRows>, shape, device, params, maps);
+  return launch("mla_sparse_decode's Hopper kernel", sparse_kernel<Element, kTileRows, kCtas>, shape, device, params,
+                maps);
 }
 
 }  // namespace mla::sparse_sm90

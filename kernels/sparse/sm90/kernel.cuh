@@ -2,16 +2,28 @@
 // (kernels/decode/sm90), narrow tiles with swapped operands and wide ones, and other warps bring the tokens.
 //   key warps (three) -> full -> scores, output, or two warpgroups that attend -> empty -> key warps
 //   a query warp -> query_full -> scores, or they -> query_empty
+//   of a pair of CTAs: key warps (two) -> half -> a warp that forwards -> full, in both CTAs
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include "kernels/decode/sm90/kernel.cuh"
 #include "kernels/decode/sm90/wide/kernel.cuh"
+#include "kernels/sparse/sm90/forward.cuh"
 #include "kernels/sparse/sm90/loads.cuh"
 #include "kernels/sparse/sm90/maps.h"
 
 namespace mla::sparse_sm90 {
+
+// All threads, before one uses a barrier that another has made.
+template <class Layout>
+__device__ __forceinline__ void start() {
+  if constexpr (Layout::kCtas > 1) {
+    ptx::cluster_sync();
+  } else {
+    ptx::barrier_sync(sm90::kStartBarrier, Layout::kThreads);
+  }
+}
 
 // The warpgroup that loads.
 template <class Layout>
@@ -21,14 +33,21 @@ __device__ __forceinline__ void load(const SparseDecodeParams& p, const QueryMap
   auto& chosen = *reinterpret_cast<ChosenRing*>(shared + Memory<Layout>::kChosenOffset);
   const uint32_t ring = ptx::shared_address(shared);
   if (warp == 0 && threadIdx.x % 32 == 0) {
-    init_barriers(control, kKeyThreads);
+    if constexpr (Layout::kCtas > 1) {
+      init_halves(control);
+      init_barriers(control, 1, Layout::kCtas);
+    } else {
+      init_barriers(control, 32 * Layout::kKeyWarps);
+    }
     Layout::announce(control);
   }
-  ptx::barrier_sync(sm90::kStartBarrier, Layout::kThreads);
+  start<Layout>();
   if (warp == kQueryWarp) {
     sm90::load_queries<typename Layout::Shape, SparseItems>(p, maps, ring + Memory<Layout>::kQueryOffset, control);
-  } else {
+  } else if (warp < Layout::kKeyWarps) {
     load_tokens<Layout>(p, warp, ring, control, chosen);
+  } else if constexpr (Layout::kCtas > 1) {
+    forward_tokens(p, ring, control);
   }
 }
 
@@ -53,45 +72,43 @@ __device__ __forceinline__ void run_narrow(const SparseDecodeParams& p, const Qu
   }
 }
 
-template <class Element>
+template <class Element, int kCtas>
 __device__ __forceinline__ void run_wide(const SparseDecodeParams& p, const QueryMaps& maps, unsigned char* shared) {
   namespace wide = sm90::wide;
-  auto& control = *reinterpret_cast<wide::Control*>(shared + Memory<Wide>::kControlOffset);
+  using Layout = Wide<kCtas>;
+  auto& control = *reinterpret_cast<typename Layout::Control*>(shared + Memory<Layout>::kControlOffset);
   const uint32_t ring = ptx::shared_address(shared);
   const int warp = __shfl_sync(kWholeWarp, static_cast<int>(threadIdx.x) / 32, 0);
-  if (warp >= Wide::kFirstLoadWarp) {
-    ptx::change_registers<wide::kLaunchRegisters, Wide::kLoadRegisters>();
-    load<Wide>(p, maps, warp - Wide::kFirstLoadWarp, shared);
+  if (warp >= Layout::kFirstLoadWarp) {
+    ptx::change_registers<wide::kLaunchRegisters, Layout::kLoadRegisters>();
+    load<Layout>(p, maps, warp - Layout::kFirstLoadWarp, shared);
   } else {
-    ptx::change_registers<wide::kLaunchRegisters, Wide::kAttendRegisters>();
-    ptx::barrier_sync(sm90::kStartBarrier, wide::kThreads);
-    wide::attend_tiles<Element, /*kScoresFirst=*/false>(p, ring, ring + Memory<Wide>::kQueryOffset, control);
+    ptx::change_registers<wide::kLaunchRegisters, Layout::kAttendRegisters>();
+    start<Layout>();
+    wide::attend_tiles<Element, Layout>(p, ring, ring + Memory<Layout>::kQueryOffset, control);
   }
+  // The other CTA may still arrive at barriers here, and write.
+  if constexpr (kCtas > 1) ptx::cluster_sync();
 }
 
-template <int kTileRows>
-constexpr int threads() {
-  if constexpr (kTileRows == sm90::wide::kRows)
-    return Wide::kThreads;
-  else
-    return Narrow<kTileRows>::kThreads;
-}
+template <int kTileRows, int kCtas>
+struct LayoutOf {
+  using Type = Narrow<kTileRows>;
+};
+template <int kCtas>
+struct LayoutOf<sm90::wide::kRows, kCtas> {
+  using Type = Wide<kCtas>;
+};
+template <int kTileRows, int kCtas>
+using Layout = typename LayoutOf<kTileRows, kCtas>::Type;
 
-template <int kTileRows>
-constexpr size_t shared_bytes() {
-  if constexpr (kTileRows == sm90::wide::kRows)
-    return Memory<Wide>::kBytes;
-  else
-    return Memory<Narrow<kTileRows>>::kBytes;
-}
-
-template <class Element, int kTileRows>
-__global__ void __launch_bounds__(threads<kTileRows>(), 1)
+template <class Element, int kTileRows, int kCtas>
+__global__ void __cluster_dims__(kCtas, 1, 1) __launch_bounds__(Layout<kTileRows, kCtas>::kThreads, 1)
     sparse_kernel(const __grid_constant__ SparseDecodeParams p, const __grid_constant__ QueryMaps maps) {
   extern __shared__ __align__(1024) unsigned char shared_base[];
   ptx::launch_dependents();
   if constexpr (kTileRows == sm90::wide::kRows) {
-    run_wide<Element>(p, maps, shared_base);
+    run_wide<Element, kCtas>(p, maps, shared_base);
   } else {
     run_narrow<Element, kTileRows>(p, maps, shared_base);
   }

@@ -2,29 +2,31 @@
 // how the loading warps share a slot of the ring. docs/sparse.md explains it.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/decode/sm90/shape.h"
 #include "kernels/decode/sm90/wide/shape.h"
 #include "kernels/sparse/sm90/chosen.cuh"
 
 namespace mla::sparse_sm90 {
 
-// The warpgroup that loads: three warps bring tokens, one the queries and the items.
-constexpr int kKeyWarps = 3;
-constexpr int kKeyThreads = 32 * kKeyWarps;
-constexpr int kQueryWarp = kKeyWarps;    // counted in the warpgroup
+// Of the warpgroup that loads, the last warp brings the queries and the items, and those in front of it the tokens.
+constexpr int kQueryWarp = 3;
 constexpr int kListBarrier = 7;          // of the key warps: the next block's slots are in the ring
 constexpr int kTokenBytes = kWidth * 2;  // of the cache
 constexpr int kLanes = 8;                // that copy a line of 128 bytes, 16 each
 static_assert(sm90::kChunkColumns * 2 == kLanes * 16);
 
 // Where the tokens of a block lie that this lane copies a part of, in every chunk: of each four neighbours one, and of
-// these fours every third, so that a row's address is made once for all of its chunks.
+// these fours every kWarps-th, so that a row's address is made once for all of its chunks. kTokens: of the block that
+// are this CTA's.
+template <int kWarps, int kTokens>
 class TokenRows {
  public:
-  // `warp`: of the key warps. The last one has one four more than the first, which reads the indices.
-  __device__ __forceinline__ explicit TokenRows(int warp)
-      : fours_(warp == kKeyWarps - 1 ? kMostFours : kMostFours - 1),
-        first_((kKeyWarps - 1 - warp) * kFour + threadIdx.x % 32 / kLanes),
+  // `warp`: of the key warps. Where one has fewer fours than others it is the first, which reads the indices.
+  __device__ __forceinline__ TokenRows(int warp, uint32_t first_token)
+      : fours_((kTokens / kFour + warp) / kWarps),
+        first_(first_token + (kWarps - 1 - warp) * kFour + threadIdx.x % 32 / kLanes),
         line_(first_ * sm90::kLineBytes + ((threadIdx.x % kLanes ^ first_ % 8) << 4)) {}
 
   // `slots`: of the block; -1 behind its last token, which then arrives as zeros.
@@ -45,15 +47,16 @@ class TokenRows {
 #pragma unroll
     for (int i = 0; i < kMostFours; ++i) {
       if (i >= fours_) break;
-      static_assert(kStride % 8 == 4, "every other line of a lane has bit 2 of its number changed");
-      const uint32_t line = (line_ ^ i % 2 * 64) + i * kStride * sm90::kLineBytes;
+      // A line's place in its eight changes by bit 2 alone, or not at all.
+      static_assert(kStride % 4 == 0);
+      const uint32_t line = (line_ ^ (i * kStride % 8) << 4) + i * kStride * sm90::kLineBytes;
       ptx::cp_async_16(target + line, layer + uint64_t{rows_[i]} * sm90::kLineBytes, valid_ >> i & 1);
     }
   }
 
  private:
-  static constexpr int kFour = 32 / kLanes, kStride = kFour * kKeyWarps;
-  static constexpr int kMostFours = (kBlockTokens / kFour + kKeyWarps - 1) / kKeyWarps;
+  static constexpr int kFour = 32 / kLanes, kStride = kFour * kWarps;
+  static constexpr int kMostFours = (kTokens / kFour + kWarps - 1) / kWarps;
 
   int fours_;
   uint32_t first_;             // token
@@ -70,11 +73,15 @@ struct Narrow {
   static constexpr int kFirstLoadWarp = Shape::kKeyWarp;
   static constexpr int kThreads = Shape::kThreads;
   static constexpr int kSlots = Shape::kSlots, kSlotChunks = sm90::kSlotChunks;
+  static constexpr int kCtas = 1, kKeyWarps = 3;
 
   // What the consumers ask of a block besides its tokens, once for all: there is no page that could be missing.
   static __device__ __forceinline__ void announce(Control& control) {
     for (uint32_t& pages : control.valid_pages) pages = 1;
   }
+
+  // By the key warps' threads, when their copies are there.
+  static __device__ __forceinline__ uint32_t arrivals(Control& control) { return ptx::shared_address(control.full); }
 
   static __device__ __forceinline__ int first_chunk(int turn) { return turn * kSlotChunks; }
 
@@ -89,21 +96,41 @@ struct Narrow {
   };
 };
 
-// Tiles of 64 rows: a slot is a chunk.
+// What the warps of a pair of CTAs that load share besides.
+struct PairControl : sm90::wide::Control {
+  uint64_t half[sm90::wide::kSlots];   // this CTA's tokens of a chunk are there
+  uint32_t last[sm90::wide::kBlocks];  // whether the block is its item's last one
+};
+
+// Tiles of 64 rows: a slot is a chunk. Where a query token has two of them, two CTAs of a cluster take one each, and
+// each brings half of the tokens and hands them on to the other (forward.cuh).
+template <int kClusterCtas>
 struct Wide {
   using Shape = sm90::wide::Shape;
-  using Control = sm90::wide::Control;
+  using Control = std::conditional_t<kClusterCtas == 1, sm90::wide::Control, PairControl>;
   static constexpr int kFirstLoadWarp = sm90::wide::kKeyWarp;
   static constexpr int kThreads = sm90::wide::kThreads;
   static constexpr int kSlots = sm90::wide::kSlots, kSlotChunks = 1;
+  static constexpr int kCtas = kClusterCtas, kKeyWarps = kCtas == 1 ? 3 : 2;
+  static constexpr int kForwardWarp = kKeyWarps;                             // of a pair
   static constexpr int kAttendRegisters = sm90::wide::kAttendRegisters - 8;  // loads take more here
   static constexpr int kLoadRegisters = sm90::wide::kLoadRegisters + 16;
+  static constexpr bool kScoresFirst = false;
 
   static __device__ __forceinline__ void announce(Control& control) {
     for (uint32_t& slices : control.valid_slices) slices = sm90::wide::kAllSlices;
   }
 
-  static __device__ __forceinline__ int first_chunk(int turn) { return sm90::wide::chunk_in_order(turn); }
+  static __device__ __forceinline__ uint32_t arrivals(Control& control) {
+    if constexpr (kCtas == 1)
+      return ptx::shared_address(control.full);
+    else
+      return ptx::shared_address(control.half);
+  }
+
+  static __device__ __forceinline__ int first_chunk(int turn) {
+    return static_cast<int>(sm90::wide::chunk_in_order(turn));
+  }
 
   struct Position {
     uint32_t block = 0;

@@ -38,7 +38,7 @@ inline SparseShape random_shape(Random& random, const std::vector<int>& tile_row
   }
   s.tokens = pick(random, 1, 2);
   s.tile_rows = tile_rows[pick(random, 0, static_cast<int>(tile_rows.size()) - 1)];
-  s.heads = choose(random, {1, s.tile_rows - 1, s.tile_rows, s.tile_rows + 1});
+  s.heads = choose(random, {1, s.tile_rows - 1, s.tile_rows, s.tile_rows + 1, 2 * s.tile_rows});
   s.topk = choose(random, {1, 63, 64, 65, 192, pick(random, 1, 300)});
   s.slots = choose(random, {3, 64, 300});
   s.splits = choose(random, {1, 1, 2, 3});

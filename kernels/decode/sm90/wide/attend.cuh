@@ -13,6 +13,7 @@
 // one.
 #pragma once
 
+#include "kernels/cuda/cluster.cuh"
 #include "kernels/cuda/wgmma.cuh"
 #include "kernels/cuda/wgmma_registers.cuh"
 #include "kernels/decode/sm90/wide/clear.cuh"
@@ -21,17 +22,34 @@
 
 namespace mla::sm90::wide {
 
+// How keys come.
+struct OwnKeys {
+  static constexpr bool kScoresFirst = true;
+  static constexpr int kCtas = 1;  // that bring keys for each other, of a cluster
+};
+
 // What a warp of a group works with, and where the blocks of an item are.
+template <class Feed>
 struct Attention {
   Control& control;
   uint32_t blocks, queries;  // in shared memory
   uint32_t full, empty;      // barriers
+  uint32_t peer_empty;       // of the cluster's other CTA
   uint32_t weights;          // this thread's, that the groups exchange
   int warp, lane;            // in the group, and in the warp
   int row;                   // the upper of the lane's two
   float scale;
 
   __device__ __forceinline__ uint32_t block(const Place& place) const { return blocks + place.buffer * kBlockBytes; }
+
+  // By a warp: it has read the chunk. Whoever fills the place has to know.
+  __device__ __forceinline__ void give_chunk_back(const Place& place, int chunk) const {
+    const uint32_t offset = place.slot(chunk) * 8;
+    ptx::mbarrier_arrive_warp(empty + offset);
+    if constexpr (Feed::kCtas > 1) {
+      if (ptx::kWarpArrivals > 1 || lane == 0) ptx::mbarrier_arrive_remote(peer_empty + offset);
+    }
+  }
 };
 
 // What hides tokens of a block.
@@ -51,7 +69,7 @@ struct Block {
 
 // A block's products with the queries, chunk by chunk as they arrive. Returns its valid slices, which are
 // the loader's again with the place of the rope keys.
-template <class Element, class Params>
+template <class Element, class Params, class Attention>
 __device__ __forceinline__ uint32_t score_block(const Params& p, const Attention& a, const Place& place,
                                                 Scores& score) {
   const uint32_t block = a.block(place), full = a.full + place.slot(0) * 8;
@@ -72,13 +90,13 @@ __device__ __forceinline__ uint32_t score_block(const Params& p, const Attention
   ptx::wgmma_commit();
   ptx::wgmma_wait<0>();
   const uint32_t valid_slices = a.control.valid_slices[place.buffer];
-  ptx::mbarrier_arrive_warp(a.empty + place.slot(kRopeChunk) * 8);
+  a.give_chunk_back(place, kRopeChunk);
   return valid_slices;
 }
 
 // The part of a block in the output: all of its weights, this group's columns of its values. `weights` has to stay
 // until the chunks are given back.
-template <class Element, int kGroup>
+template <class Element, int kGroup, class Attention>
 __device__ __forceinline__ void accumulate(const Attention& a, const Place& place, const Weights& weights,
                                            Output& out) {
   const uint32_t values = ptx::wide_operand<kChunkBytes>(a.block(place) + kGroup * kGroupChunks * kChunkBytes);
@@ -95,18 +113,18 @@ __device__ __forceinline__ void accumulate(const Attention& a, const Place& plac
 }
 
 // Waits for these products, and gives the chunks' places back as they end.
-template <int kGroup>
+template <int kGroup, class Attention>
 __device__ __forceinline__ void give_back(const Attention& a, const Place& place) {
   static_assert(kGroupProducts == 2);
-  const uint32_t empty = a.empty + place.slot(kGroup * kGroupChunks) * 8;
+  constexpr int kFirst = kGroup * kGroupChunks;
   ptx::wgmma_wait<1>();
-  for (int c = 0; c < kProductChunks; ++c) ptx::mbarrier_arrive_warp(empty + c * 8);
+  for (int c = 0; c < kProductChunks; ++c) a.give_chunk_back(place, kFirst + c);
   ptx::wgmma_wait<0>();
-  for (int c = kProductChunks; c < kGroupChunks; ++c) ptx::mbarrier_arrive_warp(empty + c * 8);
+  for (int c = kProductChunks; c < kGroupChunks; ++c) a.give_chunk_back(place, kFirst + c);
 }
 
 // Of a block that the other group has weighed: its weights, and the references that they are relative to.
-template <int kGroup>
+template <int kGroup, class Attention>
 __device__ __forceinline__ void receive_weights(const Attention& a, Rows& rows, Weights& weights, Output& out) {
   ptx::barrier_sync(kWeightsBarrier + (1 - kGroup) * kGroupWarps + a.warp, 2 * 32);
   read_weights(a.weights, weights);
@@ -120,6 +138,7 @@ __device__ __forceinline__ void receive_weights(const Attention& a, Rows& rows, 
 
 // Scores become what the exponentials take: masked, and free of a scale that is not positive, under which the largest
 // product is not the largest score. Returns what they are still to be multiplied by.
+template <class Attention>
 __device__ __forceinline__ float prepare_scores(const Attention& a, const Block& block, uint32_t valid_slices,
                                                 Scores& score) {
   float factor = a.scale;
@@ -137,7 +156,7 @@ __device__ __forceinline__ float prepare_scores(const Attention& a, const Block&
 
 // The weights of a block that this group has scored, and the references that they are relative to, for both groups.
 // True: these have moved, and by `factors` what was summed before has to be multiplied.
-template <class Element, int kGroup>
+template <class Element, int kGroup, class Attention>
 __device__ __forceinline__ bool send_weights(const Attention& a, const Block& block, const Place& place,
                                              const Scores& score, float factor, float (&highest)[2], Rows& rows,
                                              float (&factors)[2], Weights& weights) {
@@ -165,8 +184,8 @@ __device__ __forceinline__ bool send_weights(const Attention& a, const Block& bl
   return moved;
 }
 
-template <class Element, bool kScoresFirst, int kGroup, class Params>
-__device__ __forceinline__ void attend_group(const Params& p, const Attention& a) {
+template <class Element, int kGroup, class Params, class Feed>
+__device__ __forceinline__ void attend_group(const Params& p, const Attention<Feed>& a) {
   uint32_t first = 0;  // the number of the round's first block in the part
   for (uint32_t item_parity = 0;; item_parity ^= 1) {
     ptx::mbarrier_wait(ptx::shared_address(&a.control.query_full), item_parity);
@@ -186,7 +205,7 @@ __device__ __forceinline__ void attend_group(const Params& p, const Attention& a
       Scores score;
       Weights weights[kGroups];
       float factor = 0, highest[2], factors[2];
-      if constexpr (kGroup == 1 && !kScoresFirst) {
+      if constexpr (kGroup == 1 && !Feed::kScoresFirst) {
         receive_weights<kGroup>(a, rows, weights[0], out);
         accumulate<Element, kGroup>(a, places[0], weights[0], out);
         give_back<kGroup>(a, places[0]);
@@ -210,7 +229,7 @@ __device__ __forceinline__ void attend_group(const Params& p, const Attention& a
           give_back<kGroup>(a, places[1]);
         }
       } else {
-        if constexpr (kScoresFirst) {
+        if constexpr (Feed::kScoresFirst) {
           receive_weights<kGroup>(a, rows, weights[0], out);
           accumulate<Element, kGroup>(a, places[0], weights[0], out);
         }
@@ -218,7 +237,7 @@ __device__ __forceinline__ void attend_group(const Params& p, const Attention& a
         if (pair) {
           moved = send_weights<Element, kGroup>(a, block, places[1], score, factor, highest, rows, factors, weights[1]);
         }
-        if constexpr (kScoresFirst) give_back<kGroup>(a, places[0]);
+        if constexpr (Feed::kScoresFirst) give_back<kGroup>(a, places[0]);
         if (pair) {
           if (moved) rescale_output(factors, out);
           accumulate<Element, kGroup>(a, places[1], weights[1], out);
@@ -227,28 +246,30 @@ __device__ __forceinline__ void attend_group(const Params& p, const Attention& a
       }
       first += pair ? 2 : 1;
     }
-    finish_tile<Element>(p, tile, kGroup, a.row, rows, out, a.control.sums[item_parity]);
+    finish_tile<Element>(p, tile, kGroup, a.row, rows, out, a.control);
   }
 }
 
-template <class Element, bool kScoresFirst = true, class Params>
+template <class Element, class Feed = OwnKeys, class Params>
 __device__ __forceinline__ void attend_tiles(const Params& p, uint32_t blocks, uint32_t queries, Control& control) {
   const int lane = threadIdx.x % 32, thread = threadIdx.x % kGroupThreads;
   const int warp = __shfl_sync(0xFFFFFFFF, thread / 32, 0);
-  const Attention a{control,
-                    blocks,
-                    queries,
-                    ptx::shared_address(control.full),
-                    ptx::shared_address(control.empty),
-                    ptx::shared_address(&control.weights[0][thread]),
-                    warp,
-                    lane,
-                    warp * 16 + lane / 4,
-                    p.scale * kLog2E};
+  const uint32_t empty = ptx::shared_address(control.empty);
+  const Attention<Feed> a{control,
+                          blocks,
+                          queries,
+                          ptx::shared_address(control.full),
+                          empty,
+                          Feed::kCtas > 1 ? ptx::remote_address(empty, blockIdx.x % Feed::kCtas ^ 1) : 0,
+                          ptx::shared_address(&control.weights[0][thread]),
+                          warp,
+                          lane,
+                          warp * 16 + lane / 4,
+                          p.scale * kLog2E};
   if (__shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / kGroupThreads, 0) == 0) {
-    attend_group<Element, kScoresFirst, 0>(p, a);
+    attend_group<Element, 0>(p, a);
   } else {
-    attend_group<Element, kScoresFirst, 1>(p, a);
+    attend_group<Element, 1>(p, a);
   }
 }
 

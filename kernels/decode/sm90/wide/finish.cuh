@@ -56,24 +56,27 @@ __device__ __forceinline__ void store_partial_row(float* target, int e, float in
   }
 }
 
-// By both groups. `sums`: for this item alone.
+// By both groups.
 template <class Element, class Params>
 __device__ __forceinline__ void finish_tile(const Params& p, const Tile& tile, int group, int row, const Rows& rows,
-                                            const Output& out, float (&sums)[kGroups][kRows]) {
+                                            const Output& out, Control& control) {
   const int t = threadIdx.x % 4;
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
     const float sum = combine_over_t(rows.sum[e], [](float a, float b) { return a + b; });
-    if (t == 0) sums[group][row + 8 * e] = sum;
+    if (t == 0) control.sums[group][row + 8 * e] = sum;
   }
   ptx::barrier_sync(kItemBarrier, kAttendThreads);
+  const float sums[2] = {control.sums[0][row] + control.sums[1][row],
+                         control.sums[0][row + 8] + control.sums[1][row + 8]};
+  ptx::barrier_sync(kItemBarrier, kAttendThreads);  // both have read, before the next item's are written
   const bool direct = tile.partial < 0;
   const int64_t first_row = direct ? tile.first_row : partial_row(p, tile.partial, tile.first_row, kRows);
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
     const int tile_row = row + 8 * e;
     const bool exists = tile_row < tile.rows;
-    const float sum = sums[0][tile_row] + sums[1][tile_row];
+    const float sum = sums[e];
     const bool empty = sum == 0;  // no key was visible: what has the maximum weighs a half or more
     float inverse = empty ? 0 : 1 / sum;
     if (exists && group == 0 && t == 0) {

@@ -72,7 +72,7 @@ struct alignas(16) Control {
   // order of registers. It replaces what it has read itself, the block before's.
   uint4 weights[kSteps][kGroupThreads];
   float references[kRows];         // of the exponents, in base 2, as the latest block left them; -inf: no key seen yet
-  float sums[2][kGroups][kRows];   // of the weights, of items in turn
+  float sums[kGroups][kRows];      // of the weights
   Queries<Shape> queries[2];       // of items in turn
   uint32_t valid_slices[kBlocks];  // a bit for each slice whose page is in the cache
 
