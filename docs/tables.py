@@ -210,7 +210,7 @@ def _decode_table(rows: list[dict]) -> str:
                 dtype,
                 _us(floor),
                 f"{ours['us']:.1f} ({ours['implementation'].partition(':')[2]})" if ours else "-",
-                _us(ours and ours["plan_us"]),
+                _us(ours and ours.get("plan_us")),
                 *(_us(found.get(name) and found[name]["us"]) for name in (*PEERS, EINSUM)),
                 f"{min(peers) / ours['us']:.2f}" if ours and peers else "-",
                 f"{ours['error']:.1e}" if ours else "-",
