@@ -5,6 +5,8 @@ compares the files with what this draws.
 """
 
 import itertools
+import json
+import statistics
 from pathlib import Path
 from xml.sax.saxutils import escape
 
@@ -13,6 +15,7 @@ import numpy as np
 from jax_mla import plan_context
 
 FOLDER = Path(__file__).parent / "pictures"
+RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
 BLUE, OCHRE, PURPLE, GREEN, GREY = "#4477aa", "#8a6d00", "#aa3377", "#1f7a33", "#5f6b7a"
 COLOURS = [BLUE, OCHRE, PURPLE, GREEN]
 
@@ -202,7 +205,64 @@ def context_plan() -> Picture:
     return p
 
 
-PICTURES = {draw.__name__: draw for draw in (latent_cache, absorption, splits, context_plan)}
+def _peer_ratios() -> tuple[str, dict[tuple, dict[tuple, list[float]]]]:
+    """Of decode on the last commit: the device; by cell and (dtype, peer) the peer's time over ours, of each run."""
+    rows = [json.loads(line) for line in (RESULTS / "decode.jsonl").read_text().splitlines()]
+    last = rows[-1]
+    rows = [row for row in rows if (row["device"], row["commit"]) == (last["device"], last["commit"])]
+    times = {}
+    for row in rows:
+        if row["op"] == "mla_decode":
+            run = times.setdefault((tuple(row["cell"]), row["dtype"], row["run"]), {})
+            run[row["implementation"].partition(":")[0]] = row["us"]
+    ratios: dict[tuple, dict[tuple, list[float]]] = {}
+    for (cell, dtype, _), run in times.items():
+        for peer in ("flashmla", "fa3"):
+            if peer in run:
+                ratios.setdefault(cell, {}).setdefault((dtype, peer), []).append(run[peer] / run["cuda"])
+    return f"{last['device']}, {last['date'][:10]}", ratios
+
+
+def decode_peers() -> Picture:
+    """benchmarks/decode.py's last runs: how long the peers take, with jax_mla's time as the unit."""
+    device, ratios = _peer_ratios()
+    series = {
+        ("bf16", "flashmla"): (BLUE, "FlashMLA, bf16"),
+        ("bf16", "fa3"): (OCHRE, "FlashAttention-3, bf16"),
+        ("fp8", "flashmla"): (PURPLE, "FlashMLA, fp8"),
+    }
+    left, right, top, step, lowest, highest = 250, 730, 78, 24, 0.7, 2.5
+    p = Picture(760, top + step * len(ratios) + 42, "Time of FlashMLA and FlashAttention-3, in times of jax_mla's")
+    p.text(20, 24, "mla_decode beside its peers: their time over ours", "head")
+    p.text(20, 44, f"{device}; right of the line jax_mla is faster; bars: the runs' lowest to highest", "small")
+
+    def place(ratio: float) -> float:
+        return left + (right - left) * (ratio - lowest) / (highest - lowest)
+
+    for i, (colour, label) in enumerate(series.values()):
+        x = 250 + 165 * i
+        p.parts.append(f'<circle cx="{x}" cy="60" r="5" fill="{colour}"/>')
+        p.text(x + 10, 64, label, "small")
+    bottom = top + step * len(ratios)
+    for tick in (0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.25, 2.5):
+        x, width = place(tick), 2 if tick == 1 else 0.4
+        p.parts.append(f'<path d="M{x:g},{top} V{bottom}" class="line" style="stroke-width:{width}"/>')
+        p.text(x, bottom + 18, f"{tick:g}", "small", "middle")
+    for i, (cell, found) in enumerate(ratios.items()):
+        y = top + step * (i + 0.5)
+        batch, tokens, heads, queries, *lengths = cell
+        label = f"{batch} x {tokens}{''.join(f' {name}' for name in lengths)}, {heads} heads x {queries}"
+        p.text(left - 14, y + 4, label, "small", "end")
+        for which, (colour, _) in series.items():
+            if which not in found:
+                continue
+            low, middle, high = (place(f(found[which])) for f in (min, statistics.median, max))
+            p.parts.append(f'<path d="M{low:.1f},{y:g} H{high:.1f}" stroke="{colour}" stroke-width="3"/>')
+            p.parts.append(f'<circle cx="{middle:.1f}" cy="{y:g}" r="5" fill="{colour}"/>')
+    return p
+
+
+PICTURES = {draw.__name__: draw for draw in (latent_cache, absorption, splits, context_plan, decode_peers)}
 
 if __name__ == "__main__":
     for name, draw in PICTURES.items():
