@@ -68,7 +68,7 @@ class Jitted(_Program):
         def run(results, varying, operands):
             del results
             done = tuple(call(each, *operands) for each in varying)
-            return (done[0], jnp.stack([lse for _, lse in done])) if is_attention else done
+            return programs.first_and_lses(done) if is_attention else done
 
         arrays = tuple(varying), tuple(operands)
         shapes = jax.eval_shape(functools.partial(run, None), *arrays)

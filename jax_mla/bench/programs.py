@@ -74,6 +74,11 @@ class Program:
         self.operands, self.results = (), None
 
 
+def first_and_lses(calls: tuple[tuple[jax.Array, jax.Array], ...]) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
+    """Of kernels' (out, lse): the first call's, and lse of every one in one array."""
+    return calls[0], jnp.stack([lse for _, lse in calls])
+
+
 def _program(
     name: str,
     calls: int,
@@ -96,7 +101,7 @@ def _program(
         fixed = dataclasses.replace(shapes, q=q, cache=cache, page_table=page_table, scales=scales)
         each = [dataclasses.replace(fixed, kv_lens=n) for n in lens]
         done = tuple(call(each[i // calls_a_length], extra, i % fixed.copies) for i in range(calls))
-        return (done[0], jnp.stack([lse for _, lse in done])) if is_kernel else done
+        return first_and_lses(done) if is_kernel else done
 
     def arguments(inputs: Inputs) -> tuple[Any, ...]:
         lens = tuple(jnp.copy(inputs.kv_lens) for _ in range(-(-calls // calls_a_length)))
@@ -132,11 +137,8 @@ def decode(name: str, implementation: str | None, calls: int, shapes: Inputs) ->
             *inputs.operands, layer=layer, scale=SCALE, plan=plan, implementation=implementation, **inputs.scales
         )
 
-    def prepare(inputs: Inputs) -> Any:
-        return _plan(implementation, inputs)
-
-    is_kernel = implementation != dispatch.XLA
-    return _program(name, calls, call, prepare, shapes, shapes.copies, is_kernel=is_kernel)
+    prepare = functools.partial(_plan, implementation)
+    return _program(name, calls, call, prepare, shapes, shapes.copies, is_kernel=implementation != dispatch.XLA)
 
 
 def plan(name: str, implementation: str | None, calls: int, shapes: Inputs) -> Program:

@@ -67,19 +67,14 @@ Error launch_rope(const PackKvParams& params, const Device& device) {
 }
 
 template <class Input>
-Error launch_keys(const PackKvParams& params, const Device& device) {
+Error launch_input(const PackKvParams& params, const Device& device) {
+  if (params.v_tiled && params.output_dtype != DType::kE4M3FN) return refusal(params);
   if (params.output_dtype == params.input_dtype) return launch_rope<Input, Input>(params, device);
   switch (params.output_dtype) {
     case DType::kE4M3FN: return launch_rope<Input, E4M3FN>(params, device);
     case DType::kE4M3FNUZ: return launch_rope<Input, E4M3FNUZ>(params, device);
     default: return refusal(params);
   }
-}
-
-template <class Input>
-Error launch_input(const PackKvParams& params, const Device& device) {
-  if (params.v_tiled && params.output_dtype != DType::kE4M3FN) return refusal(params);
-  return launch_keys<Input>(params, device);
 }
 
 }  // namespace

@@ -63,11 +63,11 @@ __device__ __forceinline__ void run_narrow(const SparseDecodeParams& p, const Qu
     load<Layout>(p, maps, warp - Layout::kFirstLoadWarp, shared);
   } else if (warp < Shape::kScoreWarps) {
     ptx::change_registers<Shape::kLaunchRegisters, Shape::kScoreRegisters>();
-    ptx::barrier_sync(sm90::kStartBarrier, Shape::kThreads);
+    start<Layout>();
     sm90::score_tiles<Element>(p, ring, ring + Memory<Layout>::kQueryOffset, control);
   } else {
     ptx::change_registers<Shape::kLaunchRegisters, Shape::kOutputRegisters>();
-    ptx::barrier_sync(sm90::kStartBarrier, Shape::kThreads);
+    start<Layout>();
     sm90::accumulate_tiles<Element>(p, ring, control);
   }
 }

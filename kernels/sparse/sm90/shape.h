@@ -111,9 +111,8 @@ struct Wide {
   static constexpr int kFirstLoadWarp = sm90::wide::kKeyWarp;
   static constexpr int kThreads = sm90::wide::kThreads;
   static constexpr int kSlots = sm90::wide::kSlots, kSlotChunks = 1;
-  static constexpr int kCtas = kClusterCtas, kKeyWarps = kCtas == 1 ? 3 : 2;
-  static constexpr int kForwardWarp = kKeyWarps;                             // of a pair
-  static constexpr int kAttendRegisters = sm90::wide::kAttendRegisters - 8;  // loads take more here
+  static constexpr int kCtas = kClusterCtas, kKeyWarps = kCtas == 1 ? 3 : 2;  // the third of a pair forwards
+  static constexpr int kAttendRegisters = sm90::wide::kAttendRegisters - 8;   // loads take more here
   static constexpr int kLoadRegisters = sm90::wide::kLoadRegisters + 16;
   static constexpr bool kScoresFirst = false;
 

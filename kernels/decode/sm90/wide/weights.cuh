@@ -76,7 +76,7 @@ __device__ __forceinline__ bool next_references(float (&highest)[2], const Rows&
   return true;
 }
 
-// What was summed before the references became `next`.
+// What was summed before the references moved, by `factors` of move_references.
 __device__ __forceinline__ void rescale_output(const float (&factors)[2], Output& out) {
 #pragma unroll
   for (int j = 0; j < kGroupProducts; ++j) {
@@ -85,8 +85,7 @@ __device__ __forceinline__ void rescale_output(const float (&factors)[2], Output
   }
 }
 
-// The references become `next`; returns in `factors` what sums of before are to be multiplied by, and does so with the
-// weights' sums.
+// The references become `next`. `factors`: what sums of before are multiplied by; those of the weights are, here.
 __device__ __forceinline__ void move_references(const float (&next)[2], Rows& rows, float (&factors)[2]) {
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
