@@ -28,8 +28,7 @@ def short(name: str) -> str:
     element = "/".join(short for mangled, short in elements.items() if mangled in name)
     rows = re.search(r"ShapeI\w*?Li(\d+)", name) or re.search(r"sparse_kernelI\w*?Li(\d+)", name)
     masked = "masked" if "prefill_kernel" in name and "Lb1E" in name else ""
-    pair = ["pair"] if re.search(r"sparse_kernelI\w*?Li\d+ELi2E", name) else []
-    return " ".join([kernel[0] if kernel else name, element, rows[1] if rows else masked, *pair])
+    return " ".join([kernel[0] if kernel else name, element, rows[1] if rows else masked])
 
 
 def facts(path: str):

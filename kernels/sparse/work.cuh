@@ -40,11 +40,19 @@ __device__ __forceinline__ Tile tile_of(const SparseDecodeParams& p, const Spars
   return tile;
 }
 
-// The slot that the i-th index names, or -1.
+// The i-th index as it is written, or -1 behind the last one. To ask for indices early: a comparison of what it says
+// would wait for it.
+__device__ __forceinline__ int32_t index_at(const SparseDecodeParams& p, const Tile& tile, int64_t i) {
+  return i < tile.kv_end ? p.indices[int64_t{tile.request} * p.topk + i] : -1;
+}
+
+// The slot that an index names, or -1.
+__device__ __forceinline__ int32_t slot_of(const SparseDecodeParams& p, int32_t index) {
+  return index < 0 || index >= p.slots ? -1 : index;
+}
+
 __device__ __forceinline__ int32_t slot_at(const SparseDecodeParams& p, const Tile& tile, int64_t i) {
-  if (i >= tile.kv_end) return -1;
-  const int32_t slot = p.indices[int64_t{tile.request} * p.topk + i];
-  return slot < 0 || slot >= p.slots ? -1 : slot;
+  return slot_of(p, index_at(p, tile, i));
 }
 
 // Where the layer's tokens begin; of a layer out of range no token is read.

@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     ptx::cp_async_commit();  // an empty group counts too
     int32_t later = -1;
     if (thread < kTokens) {
-      later = slot_at(p, shared.tile, int64_t{shared.tile.kv_end} - remaining + stages * kTokens + thread);
+      later = index_at(p, shared.tile, int64_t{shared.tile.kv_end} - remaining + stages * kTokens + thread);
     }
 
     uint32_t block = ring_address + stage * Source::kStageBytes;
@@ -152,7 +152,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     const bool rescaled = weigh_block<typename Fragments<Element, Shape>::Element, Shape>(
         shared, shared.slots[stage], /*first_token=*/0, shared.scale, softmax);
     if (__syncthreads_or(rescaled)) rescale_output<Shape>(shared.rescale, out);
-    if (thread < kTokens) shared.slots[stage][thread] = later;
+    if (thread < kTokens) shared.slots[stage][thread] = slot_of(p, later);
     accumulate_block<Element, Shape>(weights, block, out, scales);
     stage = stage + 1 == stages ? 0 : stage + 1;
   }

@@ -2,6 +2,7 @@
 // nothing and only an item's last block can be short.
 #pragma once
 
+#include "kernels/cuda/hopper.cuh"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/sparse/work.cuh"
 
@@ -17,78 +18,106 @@ struct alignas(16) ChosenRing {
   int32_t last[kRingBlocks];   // of its item
 };
 
-// A place in the ring, the same in all warps that follow it.
-struct ChosenPlace {
-  int block = 0;
-
-  __device__ __forceinline__ void advance() { block = block + 1 == kRingBlocks ? 0 : block + 1; }
-};
-
-// Fills the ring, by a whole warp, for one item.
-class ChosenSlots {
+// A CTA's items, which are dealt out in turn.
+class SparseItems {
  public:
-  __device__ __forceinline__ ChosenSlots(const SparseDecodeParams& p, const Tile& piece)
-      : piece_(piece), next_(piece.kv_begin) {
-    read_ahead(p);
+  __device__ __forceinline__ explicit SparseItems(const SparseDecodeParams&) : next_(blockIdx.x) {}
+
+  // False: that was the last.
+  __device__ __forceinline__ bool next(const SparseDecodeParams& p) {
+    const uint32_t item = next_;
+    next_ += gridDim.x;
+    return item < static_cast<uint32_t>(p.tokens * SparseWork::tiles(p) * p.splits);
   }
 
-  // One block more; behind an item's last slot -1. At least one block an item, be it empty.
-  __device__ __forceinline__ void next_block(const SparseDecodeParams& p, ChosenPlace place, ChosenRing& ring) {
+  __device__ __forceinline__ int32_t item() const { return static_cast<int32_t>(next_ - gridDim.x); }
+
+ private:
+  uint32_t next_;
+};
+
+// The blocks of a CTA's items, as the key warps go through them together. The first of them writes down the slots, for
+// all, a block ahead: while it does, the others bring the block before.
+template <int kBarrier, int kWarps>
+class ChosenBlocks {
+ public:
+  // `writer`: the caller is of the first warp.
+  __device__ __forceinline__ ChosenBlocks(bool writer, ChosenRing& ring) : ring_(ring), writer_(writer) {}
+
+  __device__ __forceinline__ void begin_item(const SparseDecodeParams& p, int32_t item) {
+    if (!writer_) return;
+    const Tile piece = tile_of(p, SparseWork(p, item));
+    indices_ = p.indices + int64_t{piece.request} * p.topk + piece.kv_begin + threadIdx.x % 32;
+    left_ = piece.kv_end - piece.kv_begin;
+    found_ = 0;
+    read_ahead();
+    write_block(p, behind(block_));
+  }
+
+  // The item's next block; at least one an item, be it empty.
+  __device__ __forceinline__ void next(const SparseDecodeParams& p) {
+    // Its slots are there, and nobody reads the last one's any more, which the next ones may run over.
+    ptx::barrier_sync(kBarrier, 32 * kWarps);
+    block_ = behind(block_);
+    if (writer_ && !last()) write_block(p, behind(block_));
+  }
+
+  // Of the block. Slots: of tokens, behind an item's last one -1.
+  __device__ __forceinline__ const int32_t* slots() const { return ring_.slots + block_ * kBlockTokens; }
+  __device__ __forceinline__ int32_t count() const { return ring_.count[block_]; }
+  __device__ __forceinline__ bool last() const { return ring_.last[block_]; }
+
+ private:
+  static __device__ __forceinline__ int behind(int block) { return block + 1 == kRingBlocks ? 0 : block + 1; }
+
+  // By the first warp.
+  __device__ __forceinline__ void write_block(const SparseDecodeParams& p, int block) {
     constexpr int kEnd = kRingBlocks * kBlockTokens;
-    const int lane = threadIdx.x % 32, first = place.block * kBlockTokens;
+    const int lane = threadIdx.x % 32, first = block * kBlockTokens;
     // More than a block, or all: then it is known whether this one is the last.
-    while (found_ <= kBlockTokens && next_ < piece_.kv_end) {
-      const int32_t slots[2] = {ahead_[0], ahead_[1]};
-      next_ += kBlockTokens;
-      read_ahead(p);
+    while (found_ <= kBlockTokens && left_ > 0) {
+      const int32_t slots[2] = {slot_of(p, ahead_[0]), slot_of(p, ahead_[1])};
+      indices_ += kBlockTokens;
+      left_ -= kBlockTokens;
+      read_ahead();
 #pragma unroll
       for (int32_t slot : slots) {
         const uint32_t valid = __ballot_sync(kWholeWarp, slot >= 0);
         const int at = first + found_ + __popc(valid & ((1u << lane) - 1));
-        if (slot >= 0) ring.slots[at < kEnd ? at : at - kEnd] = slot;
+        if (slot >= 0) ring_.slots[at < kEnd ? at : at - kEnd] = slot;
         found_ += __popc(valid);
       }
     }
-    for (int i = found_ + lane; i < kBlockTokens; i += 32) ring.slots[first + i] = -1;
-    if (lane == 0) {
-      ring.count[place.block] = min_of(found_, kBlockTokens);
-      ring.last[place.block] = found_ <= kBlockTokens;
+    const bool last = found_ <= kBlockTokens;
+    if (last) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        if (lane + 32 * i >= found_) ring_.slots[first + lane + 32 * i] = -1;
+      }
     }
-    found_ = max_of(found_ - kBlockTokens, 0);
-    __syncwarp();
+    if (lane == 0) {
+      ring_.count[block] = min_of(found_, kBlockTokens);
+      ring_.last[block] = last;
+    }
+    found_ -= kBlockTokens;
   }
 
- private:
-  // This lane's two of the next 64 indices, whose latency is hidden behind a block's copies.
-  __device__ __forceinline__ void read_ahead(const SparseDecodeParams& p) {
+  // This lane's two of the next 64 indices. Nobody looks at them before the next block is written, so that their
+  // latency is hidden behind a block's copies.
+  __device__ __forceinline__ void read_ahead() {
     const int lane = threadIdx.x % 32;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) ahead_[i] = slot_at(p, piece_, int64_t{next_} + 32 * i + lane);
+    for (int i = 0; i < 2; ++i) ahead_[i] = 32 * i + lane < left_ ? indices_[32 * i] : -1;
   }
 
-  Tile piece_;
-  int32_t next_;       // index that the first lane has read ahead
-  int32_t found_ = 0;  // slots in the ring that no block has yet
+  ChosenRing& ring_;
+  bool writer_;
+  int block_ = kRingBlocks - 1;
+
+  const int32_t* indices_;  // the next of the item, that this lane has read ahead
+  int32_t left_;            // of them in the item
+  int32_t found_;           // slots in the ring that no block has yet
   int32_t ahead_[2];
-};
-
-// A CTA's items, which are dealt out in turn.
-class SparseItems {
- public:
-  __device__ __forceinline__ explicit SparseItems(const SparseDecodeParams& p)
-      : next_(blockIdx.x), end_(static_cast<uint32_t>(p.tokens * SparseWork::tiles(p) * p.splits)) {}
-
-  // False: that was the last.
-  __device__ __forceinline__ bool next(const SparseDecodeParams&) {
-    item_ = next_;
-    next_ += gridDim.x;
-    return item_ < end_;
-  }
-
-  __device__ __forceinline__ int32_t item() const { return static_cast<int32_t>(item_); }
-
- private:
-  uint32_t next_, end_, item_ = 0;
 };
 
 }  // namespace mla::sparse_sm90

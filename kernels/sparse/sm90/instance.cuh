@@ -7,15 +7,14 @@
 
 namespace mla::sparse_sm90 {
 
-template <class Element, int kTileRows, int kCtas>
+template <class Element, int kTileRows>
 Error launch_instance(const SparseDecodeParams& params, const QueryMaps& maps, const Device& device) {
   LaunchShape shape;
-  shape.block = dim3(Layout<kTileRows, kCtas>::kThreads);
-  shape.shared_bytes = Memory<Layout<kTileRows, kCtas>>::kBytes;
-  const Error error = choose_grid(&shape.grid, params, device, kCtas);
+  shape.block = dim3(Layout<kTileRows>::kThreads);
+  shape.shared_bytes = Memory<Layout<kTileRows>>::kBytes;
+  const Error error = choose_grid(&shape.grid, params, device);
   if (!error.empty()) return error;
-  return launch("mla_sparse_decode's Hopper kernel", sparse_kernel<Element, kTileRows, kCtas>, shape, device, params,
-                maps);
+  return launch("mla_sparse_decode's Hopper kernel", sparse_kernel<Element, kTileRows>, shape, device, params, maps);
 }
 
 }  // namespace mla::sparse_sm90

@@ -5,9 +5,8 @@
 
 namespace mla::sparse_sm90 {
 
-// One definition for each element type, number of heads a tile and CTAs of a cluster, in a file of its own under
-// instances/.
-template <class Element, int kTileRows, int kCtas = 1>
+// One definition for each element type and number of heads a tile, in a file of its own under instances/.
+template <class Element, int kTileRows>
 Error launch_instance(const SparseDecodeParams& params, const QueryMaps& maps, const Device& device);
 
 }  // namespace mla::sparse_sm90

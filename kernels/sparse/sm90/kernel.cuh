@@ -2,28 +2,16 @@
 // (kernels/decode/sm90), narrow tiles with swapped operands and wide ones, and other warps bring the tokens.
 //   key warps (three) -> full -> scores, output, or two warpgroups that attend -> empty -> key warps
 //   a query warp -> query_full -> scores, or they -> query_empty
-//   of a pair of CTAs: key warps (two) -> half -> a warp that forwards -> full, in both CTAs
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include "kernels/decode/sm90/kernel.cuh"
 #include "kernels/decode/sm90/wide/kernel.cuh"
-#include "kernels/sparse/sm90/forward.cuh"
 #include "kernels/sparse/sm90/loads.cuh"
 #include "kernels/sparse/sm90/maps.h"
 
 namespace mla::sparse_sm90 {
-
-// All threads, before one uses a barrier that another has made.
-template <class Layout>
-__device__ __forceinline__ void start() {
-  if constexpr (Layout::kCtas > 1) {
-    ptx::cluster_sync();
-  } else {
-    ptx::barrier_sync(sm90::kStartBarrier, Layout::kThreads);
-  }
-}
 
 // The warpgroup that loads.
 template <class Layout>
@@ -33,21 +21,14 @@ __device__ __forceinline__ void load(const SparseDecodeParams& p, const QueryMap
   auto& chosen = *reinterpret_cast<ChosenRing*>(shared + Memory<Layout>::kChosenOffset);
   const uint32_t ring = ptx::shared_address(shared);
   if (warp == 0 && threadIdx.x % 32 == 0) {
-    if constexpr (Layout::kCtas > 1) {
-      init_halves(control);
-      init_barriers(control, 1, Layout::kCtas);
-    } else {
-      init_barriers(control, 32 * Layout::kKeyWarps);
-    }
+    init_barriers(control, 32 * kKeyWarps);
     Layout::announce(control);
   }
-  start<Layout>();
+  ptx::barrier_sync(sm90::kStartBarrier, Layout::kThreads);
   if (warp == kQueryWarp) {
     sm90::load_queries<typename Layout::Shape, SparseItems>(p, maps, ring + Memory<Layout>::kQueryOffset, control);
-  } else if (warp < Layout::kKeyWarps) {
+  } else {
     load_tokens<Layout>(p, warp, ring, control, chosen);
-  } else if constexpr (Layout::kCtas > 1) {
-    forward_tokens(p, ring, control);
   }
 }
 
@@ -63,19 +44,19 @@ __device__ __forceinline__ void run_narrow(const SparseDecodeParams& p, const Qu
     load<Layout>(p, maps, warp - Layout::kFirstLoadWarp, shared);
   } else if (warp < Shape::kScoreWarps) {
     ptx::change_registers<Shape::kLaunchRegisters, Shape::kScoreRegisters>();
-    start<Layout>();
+    ptx::barrier_sync(sm90::kStartBarrier, Layout::kThreads);
     sm90::score_tiles<Element>(p, ring, ring + Memory<Layout>::kQueryOffset, control);
   } else {
     ptx::change_registers<Shape::kLaunchRegisters, Shape::kOutputRegisters>();
-    start<Layout>();
+    ptx::barrier_sync(sm90::kStartBarrier, Layout::kThreads);
     sm90::accumulate_tiles<Element>(p, ring, control);
   }
 }
 
-template <class Element, int kCtas>
+template <class Element>
 __device__ __forceinline__ void run_wide(const SparseDecodeParams& p, const QueryMaps& maps, unsigned char* shared) {
   namespace wide = sm90::wide;
-  using Layout = Wide<kCtas>;
+  using Layout = Wide;
   auto& control = *reinterpret_cast<typename Layout::Control*>(shared + Memory<Layout>::kControlOffset);
   const uint32_t ring = ptx::shared_address(shared);
   const int warp = __shfl_sync(kWholeWarp, static_cast<int>(threadIdx.x) / 32, 0);
@@ -84,31 +65,21 @@ __device__ __forceinline__ void run_wide(const SparseDecodeParams& p, const Quer
     load<Layout>(p, maps, warp - Layout::kFirstLoadWarp, shared);
   } else {
     ptx::change_registers<wide::kLaunchRegisters, Layout::kAttendRegisters>();
-    start<Layout>();
+    ptx::barrier_sync(sm90::kStartBarrier, Layout::kThreads);
     wide::attend_tiles<Element, Layout>(p, ring, ring + Memory<Layout>::kQueryOffset, control);
   }
-  // The other CTA may still arrive at barriers here, and write.
-  if constexpr (kCtas > 1) ptx::cluster_sync();
 }
 
-template <int kTileRows, int kCtas>
-struct LayoutOf {
-  using Type = Narrow<kTileRows>;
-};
-template <int kCtas>
-struct LayoutOf<sm90::wide::kRows, kCtas> {
-  using Type = Wide<kCtas>;
-};
-template <int kTileRows, int kCtas>
-using Layout = typename LayoutOf<kTileRows, kCtas>::Type;
+template <int kTileRows>
+using Layout = std::conditional_t<kTileRows == sm90::wide::kRows, Wide, Narrow<kTileRows>>;
 
-template <class Element, int kTileRows, int kCtas>
-__global__ void __cluster_dims__(kCtas, 1, 1) __launch_bounds__(Layout<kTileRows, kCtas>::kThreads, 1)
+template <class Element, int kTileRows>
+__global__ void __launch_bounds__(Layout<kTileRows>::kThreads, 1)
     sparse_kernel(const __grid_constant__ SparseDecodeParams p, const __grid_constant__ QueryMaps maps) {
   extern __shared__ __align__(1024) unsigned char shared_base[];
   ptx::launch_dependents();
   if constexpr (kTileRows == sm90::wide::kRows) {
-    run_wide<Element, kCtas>(p, maps, shared_base);
+    run_wide<Element>(p, maps, shared_base);
   } else {
     run_narrow<Element, kTileRows>(p, maps, shared_base);
   }

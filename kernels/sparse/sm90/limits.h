@@ -23,10 +23,4 @@ inline bool takes(const SparseDecodeParams& p) {
   return has(kTileSizes) && (fp8 || (float_queries && p.cache_dtype == p.q_dtype));
 }
 
-// Whether two CTAs of a cluster bring tokens for each other: where a query token has two tiles of 64 heads.
-inline bool takes_pairs(const SparseDecodeParams& p) {
-  return !p.ds_mla && p.cache_dtype == p.q_dtype && p.cache_dtype != DType::kE4M3FN && p.tile_rows == 64 &&
-         p.heads > p.tile_rows && p.heads <= 2 * p.tile_rows;
-}
-
 }  // namespace mla::sparse_sm90

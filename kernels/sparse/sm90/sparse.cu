@@ -31,9 +31,7 @@ Error launch_rows(const SparseDecodeParams& params, const Device& device) {
     case 32: return launch_instance<Element, 32>(params, maps, device);
     case 40: return launch_instance<Element, 40>(params, maps, device);
     case 48: return launch_instance<Element, 48>(params, maps, device);
-    case 64:
-      return takes_pairs(params) ? launch_instance<Element, 64, 2>(params, maps, device)
-                                 : launch_instance<Element, 64>(params, maps, device);
+    case 64: return launch_instance<Element, 64>(params, maps, device);
     default: return no_instance(params);
   }
 }

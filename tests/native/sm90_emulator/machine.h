@@ -1,8 +1,7 @@
-// One CTA of a Hopper GPU, or the CTAs of one cluster, as far as the kernels use it: threads that take turns in random
-// order, shared memory, barriers, the tensor copy engine and asynchronous matrix products. It follows the PTX manual,
-// and is as late and as disorderly as that allows: a copy lands any time after it was asked for, in any order and in
-// each CTA by itself, and a product reads its operands when it is waited for. So what only works because the hardware
-// happens to be quick fails here.
+// One CTA of a Hopper GPU, as far as the kernels use it: threads that take turns in random order, shared memory,
+// barriers, the tensor copy engine and asynchronous matrix products. It follows the PTX manual, and is as late and as
+// disorderly as that allows: a copy lands any time after it was asked for, in any order, and a product reads its
+// operands when it is waited for. So what only works because the hardware happens to be quick fails here.
 #pragma once
 
 #include <setjmp.h>
@@ -18,7 +17,6 @@
 #undef __host__
 #undef __shared__
 #undef __launch_bounds__
-#undef __cluster_dims__
 #undef __grid_constant__
 #undef __forceinline__
 #define __device__
@@ -26,7 +24,6 @@
 #define __host__
 #define __shared__
 #define __launch_bounds__(...)
-#define __cluster_dims__(...)
 #define __grid_constant__
 #define __forceinline__ inline
 
@@ -95,7 +92,6 @@ struct Thread {
   const uint32_t* fragment = nullptr;       // left operand in registers
   std::vector<AsyncCopy> copying;           // cp.async, not yet committed
   std::deque<std::vector<AsyncCopy>> copies;
-  int remote_arrivals = 0;  // that are on their way
 };
 
 struct Warp {
@@ -110,7 +106,6 @@ struct NamedBarrier {
 };
 
 struct Copy {
-  int cta;  // of the cluster, whose shared memory it reaches
   uint32_t shared, barrier;
   const TensorMap* map;  // null: plain bytes
   std::array<int32_t, 5> start;
@@ -118,58 +113,45 @@ struct Copy {
   uint32_t bytes = 0;
   std::vector<AsyncCopy> own = {};  // where it `arrives`: a thread's cp.async, and nothing else
   bool arrives = false;
-  Thread* sender = nullptr;  // of an arrival from another CTA
-  int source_cta = -1;       // of a copy from one CTA's shared memory to another's
-  uint32_t source = 0;
 };
 
 class Machine {
  public:
   std::mt19937 random;
   uint32_t block = 0, blocks = 1;
-  int current = 0, count = 0;  // thread of its CTA, and how many that has
-  int cta = 0, ctas = 1;       // of the cluster
+  int current = 0, count = 0;
 
-  Thread& thread() { return thread_at(current); }
-  Thread& thread_at(int index) { return threads_[cta * count + index]; }
-  Warp& warp() { return warps_[(cta * count + current) / kWarpThreads]; }
+  Thread& thread() { return threads_[current]; }
+  Thread& thread_at(int index) { return threads_[index]; }
+  Warp& warp() { return warps_[current / kWarpThreads]; }
   int lane() const { return current % kWarpThreads; }
 
-  // Runs `kernel` on `count` threads each of the blocks from `index` on, which form a cluster. False: some threads wait
-  // for what never comes.
-  bool run(uint32_t index, int count, const std::function<void()>& kernel, int ctas = 1) {
+  // Runs `kernel` on `count` threads of block `index`. False: some threads wait for what never comes.
+  bool run(uint32_t index, int count, const std::function<void()>& kernel) {
     block = index;
-    this->ctas = ctas;
     this->count = count;
     kernel_ = &kernel;
-    if (static_cast<int>(threads_.size()) < ctas * count) threads_.resize(ctas * count);
-    warps_.assign(ctas * count / kWarpThreads, {});
-    named_.assign(ctas, {});
-    cluster_ = {};
-    running_.assign(ctas, count);
+    if (static_cast<int>(threads_.size()) < count) threads_.resize(count);
+    warps_.assign(count / kWarpThreads, {});
+    named_ = {};
     copies_.clear();
     std::memset(MLA_EMULATED::shared_base, 0xFF, kSharedBytes);  // NaN
-    memories_.assign(ctas, std::vector<unsigned char>(ctas > 1 ? kSharedBytes : 0, 0xFF));
-    for (int i = 0; i < ctas * count; ++i) {
+    for (int i = 0; i < count; ++i) {
       require(threads_[i].open.empty() && threads_[i].groups.empty(), "products that nobody waited for");
       threads_[i].started = threads_[i].ended = false;
     }
     std::vector<uint32_t> pace(warps_.size());  // of eight turns, how many a warp gets
     for (uint32_t& turns : pace) turns = 1 + random() % 8;
     const uint32_t engine = 1 + random() % 4;
-    cta = static_cast<int>(random() % ctas);
-    uint32_t alone = random() % 4 == 0 ? random() % 3000 : 0;  // turns before the other CTAs have theirs
     constexpr int kPatience = 3000000;
     for (int turn = 0; turn < kPatience; ++turn) {
-      if (ctas > 1 && alone-- == 0) {
-        switch_to(static_cast<int>(random() % ctas));
-        alone = random() % 256 == 0 ? random() % 2000 : random() % 8;
-      }
+      bool running = false;
       for (current = 0; current < count; ++current) {
         if (thread().ended) continue;
-        if (random() % 8 < pace[(cta * count + current) / kWarpThreads]) resume();
+        running = true;
+        if (random() % 8 < pace[current / kWarpThreads]) resume();
       }
-      if (std::count(running_.begin(), running_.end(), 0) == ctas) {
+      if (!running) {
         require(copies_.empty(), "copies that nobody waited for");
         return true;
       }
@@ -207,16 +189,7 @@ class Machine {
 
   // Whether any thread brought true. (Nobody passes the barrier once more before all have read that.)
   bool named_barrier(int name, int count, bool wait, bool value = false) {
-    return meet_at(named_[cta][name], count, wait, value);
-  }
-
-  // Behind it, what threads did before to the cluster's shared memory is done.
-  void cluster_barrier() {
-    wait_until([&] { return thread().remote_arrivals == 0; });
-    meet_at(cluster_, ctas * count, true, false);
-  }
-
-  bool meet_at(NamedBarrier& barrier, int count, bool wait, bool value) {
+    NamedBarrier& barrier = named_[name];
     const int phase = barrier.phase;
     barrier.any = barrier.any || value;
     if (++barrier.arrived == count) {
@@ -230,32 +203,20 @@ class Machine {
     return barrier.result;
   }
 
-  unsigned char* shared(uint32_t address) { return shared_of(cta, address); }
-
-  unsigned char* shared_of(int owner, uint32_t address) {
+  unsigned char* shared(uint32_t address) {
     require(address >= kSharedStart && address < kSharedStart + kSharedBytes, "an address outside shared memory");
-    require(owner < ctas && running_[owner] > 0, "shared memory of a CTA that has ended, or never was");
-    return (owner == cta ? MLA_EMULATED::shared_base : memories_[owner].data()) + (address - kSharedStart);
+    return MLA_EMULATED::shared_base + (address - kSharedStart);
   }
 
-  Barrier& barrier(uint32_t address) { return barrier_of(cta, address); }
+  Barrier& barrier(uint32_t address) {
+    require(address % 8 == 0, "an mbarrier is aligned to 8 bytes");
+    return *reinterpret_cast<Barrier*>(shared(address));
+  }
 
-  void arrive(uint32_t address) { arrive_at(cta, address); }
-
-  // An address of shared::cluster: the CTA's number, from 1 on, and the address there; or a local one.
-  static uint32_t remote_address(uint32_t address, uint32_t rank) { return (rank + 1) << 24 | address; }
-  int cta_of(uint32_t remote) const { return remote >> 24 == 0 ? cta : static_cast<int>(remote >> 24) - 1; }
-  static uint32_t local_address(uint32_t remote) { return remote & 0xFFFFFF; }
-
-  // In another CTA at once, or any time later.
-  void arrive_remote(uint32_t remote) {
-    const int target = cta_of(remote);
-    if (target == cta || random() % 2 == 0) return arrive_at(target, local_address(remote));
-    Copy arrival{target, 0, local_address(remote), nullptr, {}};
-    arrival.arrives = true;
-    arrival.sender = &thread();
-    ++thread().remote_arrivals;
-    copies_.push_back(std::move(arrival));
+  void arrive(uint32_t address) {
+    require(barrier(address).pending > 0, "more arrivals at an mbarrier than it counts");
+    --barrier(address).pending;
+    settle(barrier(address));
   }
 
   void copy(uint32_t shared, const CUtensorMap* map, uint32_t barrier, int32_t rank, std::array<int32_t, 5> start) {
@@ -264,31 +225,20 @@ class Machine {
     const int line_bytes = tensor->line_bytes();
     require(line_bytes == 128 || line_bytes == 64, "a line has 128 or 64 bytes");
     require(shared % (8 * line_bytes) == 0, "a swizzled box starts at an atom");
-    copies_.push_back({cta, shared, barrier, tensor, start});
+    copies_.push_back({shared, barrier, tensor, start});
   }
 
   void copy(uint32_t shared, const void* data, uint32_t bytes, uint32_t barrier) {
     const auto address = reinterpret_cast<uintptr_t>(data);
     require(shared % 16 == 0 && address % 16 == 0 && bytes % 16 == 0, "bytes are copied in aligned units of 16");
-    copies_.push_back({cta, shared, barrier, nullptr, {}, data, bytes});
-  }
-
-  // From this CTA's shared memory, which is read any time before the copy lands.
-  void copy_to_remote(uint32_t remote, uint32_t shared, uint32_t bytes, uint32_t remote_barrier) {
-    require(remote % 16 == 0 && shared % 16 == 0 && bytes % 16 == 0, "bytes are copied in aligned units of 16");
-    require(cta_of(remote) == cta_of(remote_barrier), "the barrier of a copy is where its bytes go");
-    Copy copy{cta_of(remote), local_address(remote), local_address(remote_barrier), nullptr, {}};
-    copy.bytes = bytes;
-    copy.source_cta = cta;
-    copy.source = shared;
-    copies_.push_back(std::move(copy));
+    copies_.push_back({shared, barrier, nullptr, {}, data, bytes});
   }
 
   // The thread's cp.async so far, and then its arrival at the barrier.
   void arrive_behind_copies(uint32_t barrier) {
     Thread& t = thread();
     require(t.copies.empty(), "copies of a committed group are waited for, not counted by an mbarrier");
-    Copy copy{cta, 0, barrier, nullptr, {}};
+    Copy copy{0, barrier, nullptr, {}};
     copy.own.swap(t.copying);
     copy.arrives = true;
     copies_.push_back(std::move(copy));
@@ -316,26 +266,6 @@ class Machine {
 
   static void enter();
 
-  // The memory of the CTA whose turn it is lies where its threads have it, that of the others aside.
-  void switch_to(int next) {
-    if (next == cta) return;
-    std::memcpy(memories_[cta].data(), MLA_EMULATED::shared_base, kSharedBytes);
-    std::memcpy(MLA_EMULATED::shared_base, memories_[next].data(), kSharedBytes);
-    cta = next;
-  }
-
-  Barrier& barrier_of(int owner, uint32_t address) {
-    require(address % 8 == 0, "an mbarrier is aligned to 8 bytes");
-    return *reinterpret_cast<Barrier*>(shared_of(owner, address));
-  }
-
-  void arrive_at(int owner, uint32_t address) {
-    Barrier& reached = barrier_of(owner, address);
-    require(reached.pending > 0, "more arrivals at an mbarrier than it counts");
-    --reached.pending;
-    settle(reached);
-  }
-
   static void settle(Barrier& barrier) {
     if (barrier.pending != 0 || barrier.bytes != 0) return;
     barrier.pending = barrier.count;
@@ -349,14 +279,12 @@ class Machine {
     copies_.erase(copies_.begin() + static_cast<int64_t>(chosen));
     if (copy.arrives) {
       for (const AsyncCopy& each : copy.own) each();
-      if (copy.sender != nullptr) --copy.sender->remote_arrivals;
-      arrive_at(copy.cta, copy.barrier);
+      arrive(copy.barrier);
       return;
     }
     if (copy.map == nullptr) {
-      const void* source = copy.source_cta < 0 ? copy.data : shared_of(copy.source_cta, copy.source);
-      std::memcpy(shared_of(copy.cta, copy.shared), source, copy.bytes);
-      deliver(copy, copy.bytes);
+      std::memcpy(shared(copy.shared), copy.data, copy.bytes);
+      deliver(copy.barrier, copy.bytes);
       return;
     }
     const TensorMap& map = *copy.map;
@@ -374,7 +302,7 @@ class Machine {
       }
       for (int byte = 0; byte < line_bytes; byte += 16) {
         const uint32_t address = copy.shared + static_cast<uint32_t>(line * line_bytes + byte);
-        unsigned char* target = shared_of(copy.cta, line_bytes == 128 ? swizzled(address) : swizzled_64(address));
+        unsigned char* target = shared(line_bytes == 128 ? swizzled(address) : swizzled_64(address));
         if (inside) {
           std::memcpy(target, map.data + offset + byte, 16);
         } else {
@@ -382,21 +310,18 @@ class Machine {
         }
       }
     }
-    deliver(copy, static_cast<uint32_t>(lines * line_bytes));
+    deliver(copy.barrier, static_cast<uint32_t>(lines * line_bytes));
   }
 
-  void deliver(const Copy& copy, uint32_t bytes) {
-    Barrier& done = barrier_of(copy.cta, copy.barrier);
+  void deliver(uint32_t address, uint32_t bytes) {
+    Barrier& done = barrier(address);
     done.bytes -= static_cast<int32_t>(bytes);
     settle(done);
   }
 
   std::deque<Thread> threads_;
   std::vector<Warp> warps_;
-  std::vector<std::array<NamedBarrier, 16>> named_;  // of each CTA
-  NamedBarrier cluster_;
-  std::vector<int> running_;  // threads of each CTA that have not ended
-  std::vector<std::vector<unsigned char>> memories_;
+  std::array<NamedBarrier, 16> named_;
   std::vector<Copy> copies_;
   const std::function<void()>* kernel_ = nullptr;
   jmp_buf scheduler_;
@@ -407,7 +332,6 @@ inline Machine machine;
 inline void Machine::enter() {
   (*machine.kernel_)();
   machine.thread().ended = true;
-  --machine.running_[machine.cta];
   _longjmp(machine.scheduler_, 1);
 }
 
@@ -419,7 +343,7 @@ struct ThreadIndex {
 
 struct BlockIndex {
   struct X {
-    operator unsigned() const { return machine.block + static_cast<unsigned>(machine.cta); }
+    operator unsigned() const { return machine.block; }
   } x;
 };
 

@@ -1,6 +1,6 @@
 // The Hopper sparse kernels on a machine without a GPU: their sources, compiled for the host over an emulated CTA
 // (machine.h), against float64. What this cannot show: the meaning of the real instructions, time, and registers.
-//   mla_sm90_sparse_emulator [cases] [seed] [heads a tile]
+//   mla_sm90_sparse_emulator [cases] [seed]
 #define MLA_EMULATED sparse_sm90
 #include "kernels/sparse/sm90/fp8/kernel.cuh"
 #include "kernels/sparse/sm90/kernel.cuh"
@@ -28,25 +28,24 @@ sparse_sm90::QueryMaps describe(const SparseDecodeParams& p) {
   return maps;
 }
 
-// `kernel` on a few CTAs, which share the work, in clusters of `ctas`.
+// `kernel` on a few CTAs, which share the work.
 template <class Kernel>
-void run_ctas(const SparseDecodeParams& p, int threads, Random& random, Kernel kernel, int ctas = 1) {
+void run_ctas(const SparseDecodeParams& p, int threads, Random& random, Kernel kernel) {
   const int items = p.tokens * ceil_div(p.heads, p.tile_rows) * p.splits;
-  machine.blocks = static_cast<uint32_t>(pick(random, 1, std::min(items / ctas, 4)) * ctas);
-  for (uint32_t cta = 0; cta < machine.blocks; cta += ctas) {
-    if (machine.run(cta, threads, kernel, ctas)) continue;
+  machine.blocks = static_cast<uint32_t>(pick(random, 1, std::min(items, 4)));
+  for (uint32_t cta = 0; cta < machine.blocks; ++cta) {
+    if (machine.run(cta, threads, kernel)) continue;
     std::fprintf(stderr, "the emulated kernel hangs in CTA %u\n", cta);
     std::abort();
   }
 }
 
-template <class Element, int kTileRows, int kCtas = 1>
+template <class Element, int kTileRows>
 bool run_rows(const SparseDecodeParams& p, Random& random) {
-  if (p.tile_rows != kTileRows || sparse_sm90::takes_pairs(p) != (kCtas > 1)) return false;
+  if (p.tile_rows != kTileRows) return false;
   const sparse_sm90::QueryMaps maps = describe(p);
-  run_ctas(
-      p, sparse_sm90::Layout<kTileRows, kCtas>::kThreads, random,
-      [&] { sparse_sm90::sparse_kernel<Element, kTileRows, kCtas>(p, maps); }, kCtas);
+  run_ctas(p, sparse_sm90::Layout<kTileRows>::kThreads, random,
+           [&] { sparse_sm90::sparse_kernel<Element, kTileRows>(p, maps); });
   return true;
 }
 
@@ -55,7 +54,7 @@ void run_elements(const SparseDecodeParams& p, Random& random) {
   const bool known = run_rows<Element, 8>(p, random) || run_rows<Element, 16>(p, random) ||
                      run_rows<Element, 24>(p, random) || run_rows<Element, 32>(p, random) ||
                      run_rows<Element, 40>(p, random) || run_rows<Element, 48>(p, random) ||
-                     run_rows<Element, 64>(p, random) || run_rows<Element, 64, 2>(p, random);
+                     run_rows<Element, 64>(p, random);
   report.expect(known, "no instance for these tiles");
 }
 
@@ -94,8 +93,6 @@ void run(SparseDecodeParams p, Random& random) {
 }  // namespace mla::test
 
 int main(int argc, char** argv) {
-  const int cases = argc > 1 ? std::atoi(argv[1]) : 40, seed = argc > 2 ? std::atoi(argv[2]) : 1;
-  std::vector<int> tile_rows = {8, 16, 24, 32, 40, 48, 64};
-  if (argc > 3) tile_rows = {std::atoi(argv[3])};
-  return mla::test::run_all("the Hopper sparse kernels, emulated", cases, seed, tile_rows, mla::test::run);
+  return mla::test::run_all("the Hopper sparse kernels, emulated", argc > 1 ? std::atoi(argv[1]) : 40,
+                            argc > 2 ? std::atoi(argv[2]) : 1, {8, 16, 24, 32, 40, 48, 64}, mla::test::run);
 }

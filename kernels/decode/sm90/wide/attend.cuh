@@ -5,9 +5,6 @@
 //   group 0: scores of n; weights of n; output of n;                                  output of n + 1
 //   group 1: scores of n + 1;           output of n, and meanwhile weights of n + 1;  output of n + 1
 //
-// Where keys come slowly, group 1 takes the output of n before the scores of n + 1, so that the place of n does not
-// wait for the keys of n + 1.
-//
 // Lane 4 * g + t of a group's warp w has rows 16w + g and 16w + g + 8; of the i-th 128 of its group's columns 8j + 2t
 // and 8j + 2t + 1, in out[i][4j], out[i][4j + 1] for the upper row and out[i][4j + 2], out[i][4j + 3] for the lower
 // one.
@@ -19,8 +16,8 @@
 
 namespace mla::sm90::wide {
 
-template <class Element, int kGroup, class Params, class Feed>
-__device__ __forceinline__ void attend_group(const Params& p, const Attention<Feed>& a) {
+template <class Element, int kGroup, class Feed, class Params>
+__device__ __forceinline__ void attend_group(const Params& p, const Attention& a) {
   uint32_t first = 0;  // the number of the round's first block in the part
   for (uint32_t item_parity = 0;; item_parity ^= 1) {
     ptx::mbarrier_wait(ptx::shared_address(&a.control.query_full), item_parity);
@@ -40,13 +37,8 @@ __device__ __forceinline__ void attend_group(const Params& p, const Attention<Fe
       Scores score;
       Weights weights[kGroups];
       float factor = 0, highest[2], factors[2];
-      if constexpr (kGroup == 1 && !Feed::kScoresFirst) {
-        receive_weights<kGroup>(a, rows, weights[0], out);
-        accumulate<Element, kGroup>(a, places[0], weights[0], out);
-        give_back<kGroup>(a, places[0]);
-      }
       uint32_t valid_slices = 0;
-      if (kGroup == 0 || pair) valid_slices = score_block<Element>(p, a, places[kGroup], score);
+      if (kGroup == 0 || pair) valid_slices = score_block<Element, Feed>(p, a, places[kGroup], score);
       if (number + kGroups >= blocks) ptx::mbarrier_arrive_warp(ptx::shared_address(&a.control.query_empty));
       if (kGroup == 0 || pair) {
         factor = prepare_scores(a, block, valid_slices, score);
@@ -64,15 +56,13 @@ __device__ __forceinline__ void attend_group(const Params& p, const Attention<Fe
           give_back<kGroup>(a, places[1]);
         }
       } else {
-        if constexpr (Feed::kScoresFirst) {
-          receive_weights<kGroup>(a, rows, weights[0], out);
-          accumulate<Element, kGroup>(a, places[0], weights[0], out);
-        }
+        receive_weights<kGroup>(a, rows, weights[0], out);
+        accumulate<Element, kGroup>(a, places[0], weights[0], out);
         bool moved = false;
         if (pair) {
           moved = send_weights<Element, kGroup>(a, block, places[1], score, factor, highest, rows, factors, weights[1]);
         }
-        if constexpr (Feed::kScoresFirst) give_back<kGroup>(a, places[0]);
+        give_back<kGroup>(a, places[0]);
         if (pair) {
           if (moved) rescale_output(factors, out);
           accumulate<Element, kGroup>(a, places[1], weights[1], out);
@@ -85,26 +75,24 @@ __device__ __forceinline__ void attend_group(const Params& p, const Attention<Fe
   }
 }
 
-template <class Element, class Feed = OwnKeys, class Params>
+template <class Element, class Feed = PagedKeys, class Params>
 __device__ __forceinline__ void attend_tiles(const Params& p, uint32_t blocks, uint32_t queries, Control& control) {
   const int lane = threadIdx.x % 32, thread = threadIdx.x % kGroupThreads;
   const int warp = __shfl_sync(0xFFFFFFFF, thread / 32, 0);
-  const uint32_t empty = ptx::shared_address(control.empty);
-  const Attention<Feed> a{control,
-                          blocks,
-                          queries,
-                          ptx::shared_address(control.full),
-                          empty,
-                          Feed::kCtas > 1 ? ptx::remote_address(empty, blockIdx.x % Feed::kCtas ^ 1) : 0,
-                          ptx::shared_address(&control.weights[0][thread]),
-                          warp,
-                          lane,
-                          warp * 16 + lane / 4,
-                          p.scale * kLog2E};
+  const Attention a{control,
+                    blocks,
+                    queries,
+                    ptx::shared_address(control.full),
+                    ptx::shared_address(control.empty),
+                    ptx::shared_address(&control.weights[0][thread]),
+                    warp,
+                    lane,
+                    warp * 16 + lane / 4,
+                    p.scale * kLog2E};
   if (__shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / kGroupThreads, 0) == 0) {
-    attend_group<Element, 0>(p, a);
+    attend_group<Element, 0, Feed>(p, a);
   } else {
-    attend_group<Element, 1>(p, a);
+    attend_group<Element, 1, Feed>(p, a);
   }
 }
 

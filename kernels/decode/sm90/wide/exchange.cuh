@@ -23,8 +23,8 @@ struct Block {
 };
 
 // Of a block that the other group has weighed: its weights, and the references that they are relative to.
-template <int kGroup, class Feed>
-__device__ __forceinline__ void receive_weights(const Attention<Feed>& a, Rows& rows, Weights& weights, Output& out) {
+template <int kGroup>
+__device__ __forceinline__ void receive_weights(const Attention& a, Rows& rows, Weights& weights, Output& out) {
   ptx::barrier_sync(kWeightsBarrier + (1 - kGroup) * kGroupWarps + a.warp, 2 * 32);
   read_weights(a.weights, weights);
   const float next[2] = {a.control.references[a.row], a.control.references[a.row + 8]};
@@ -37,8 +37,7 @@ __device__ __forceinline__ void receive_weights(const Attention<Feed>& a, Rows& 
 
 // Scores become what the exponentials take: masked, and free of a scale that is not positive, under which the largest
 // product is not the largest score. Returns what they are still to be multiplied by.
-template <class Feed>
-__device__ __forceinline__ float prepare_scores(const Attention<Feed>& a, const Block& block, uint32_t valid_slices,
+__device__ __forceinline__ float prepare_scores(const Attention& a, const Block& block, uint32_t valid_slices,
                                                 Scores& score) {
   float factor = a.scale;
   if (factor <= 0) {
@@ -55,8 +54,8 @@ __device__ __forceinline__ float prepare_scores(const Attention<Feed>& a, const 
 
 // The weights of a block that this group has scored, and the references that they are relative to, for both groups.
 // True: these have moved, and by `factors` what was summed before has to be multiplied.
-template <class Element, int kGroup, class Feed>
-__device__ __forceinline__ bool send_weights(const Attention<Feed>& a, const Block& block, const Place& place,
+template <class Element, int kGroup>
+__device__ __forceinline__ bool send_weights(const Attention& a, const Block& block, const Place& place,
                                              const Scores& score, float factor, float (&highest)[2], Rows& rows,
                                              float (&factors)[2], Weights& weights) {
   float next[2];

@@ -11,12 +11,12 @@
 
 namespace mla::sm90::wide {
 
-// By one thread. `full_arrivals`: for a slot. `ctas`: that fill its place.
-__device__ __forceinline__ void init_barriers(Control& control, uint32_t full_arrivals = 1, uint32_t ctas = 1) {
+// By one thread. `full_arrivals`: for a slot.
+__device__ __forceinline__ void init_barriers(Control& control, uint32_t full_arrivals = 1) {
   for (int i = 0; i < kSlots; ++i) {
     ptx::mbarrier_init(ptx::shared_address(&control.full[i]), full_arrivals);
     // By the group that has the chunk's columns of the output, of the rope keys by the one that has the scores.
-    ptx::mbarrier_init(ptx::shared_address(&control.empty[i]), ctas * kGroupWarps * ptx::kWarpArrivals);
+    ptx::mbarrier_init(ptx::shared_address(&control.empty[i]), kGroupWarps * ptx::kWarpArrivals);
   }
   // The queries, and what they are.
   ptx::mbarrier_init(ptx::shared_address(&control.query_full), 1 + ptx::kWarpArrivals);

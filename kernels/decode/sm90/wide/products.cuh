@@ -1,26 +1,22 @@
 // The products of wide tiles: S = Q K^T of a block by one group, O += P V with half of the columns by each.
 #pragma once
 
-#include "kernels/cuda/cluster.cuh"
 #include "kernels/cuda/wgmma.cuh"
 #include "kernels/cuda/wgmma_registers.cuh"
 #include "kernels/decode/sm90/wide/weights.cuh"
 
 namespace mla::sm90::wide {
 
-// How keys come.
-struct OwnKeys {
-  static constexpr bool kScoresFirst = true;
-  static constexpr int kCtas = 1;  // that bring keys for each other, of a cluster
+// How keys come from pages: in the order in which their places become free.
+struct PagedKeys {
+  __host__ __device__ static constexpr uint32_t chunk_in_order(uint32_t i) { return wide::chunk_in_order(i); }
 };
 
 // What a warp of a group works with, and where the blocks of an item are.
-template <class Feed>
 struct Attention {
   Control& control;
   uint32_t blocks, queries;  // in shared memory
   uint32_t full, empty;      // barriers
-  uint32_t peer_empty;       // of the cluster's other CTA
   uint32_t weights;          // this thread's, that the groups exchange
   int warp, lane;            // in the group, and in the warp
   int row;                   // the upper of the lane's two
@@ -30,23 +26,19 @@ struct Attention {
 
   // By a warp: it has read the chunk. Whoever fills the place has to know.
   __device__ __forceinline__ void give_chunk_back(const Place& place, int chunk) const {
-    const uint32_t offset = place.slot(chunk) * 8;
-    ptx::mbarrier_arrive_warp(empty + offset);
-    if constexpr (Feed::kCtas > 1) {
-      if (ptx::kWarpArrivals > 1 || lane == 0) ptx::mbarrier_arrive_remote(peer_empty + offset);
-    }
+    ptx::mbarrier_arrive_warp(empty + place.slot(chunk) * 8);
   }
 };
 
 // A block's products with the queries, chunk by chunk as they arrive. Returns its valid slices, which are
 // the loader's again with the place of the rope keys.
 template <class Element, class Feed, class Params>
-__device__ __forceinline__ uint32_t score_block(const Params& p, const Attention<Feed>& a, const Place& place,
+__device__ __forceinline__ uint32_t score_block(const Params& p, const Attention& a, const Place& place,
                                                 Scores& score) {
   const uint32_t block = a.block(place), full = a.full + place.slot(0) * 8;
 #pragma unroll
   for (int i = 0; i < kChunks; ++i) {
-    const int c = chunk_in_order(i);
+    const int c = Feed::chunk_in_order(i);
     ptx::mbarrier_wait(full + c * 8, place.parity);
     order_arrived_keys(p);
     // Behind the wait, a loop: operands do not stay in uniform registers across one.
@@ -67,8 +59,8 @@ __device__ __forceinline__ uint32_t score_block(const Params& p, const Attention
 
 // The part of a block in the output: all of its weights, this group's columns of its values. `weights` has to stay
 // until the chunks are given back.
-template <class Element, int kGroup, class Feed>
-__device__ __forceinline__ void accumulate(const Attention<Feed>& a, const Place& place, const Weights& weights,
+template <class Element, int kGroup>
+__device__ __forceinline__ void accumulate(const Attention& a, const Place& place, const Weights& weights,
                                            Output& out) {
   const uint32_t values = ptx::wide_operand<kChunkBytes>(a.block(place) + kGroup * kGroupChunks * kChunkBytes);
   ptx::wgmma_fence();
@@ -84,8 +76,8 @@ __device__ __forceinline__ void accumulate(const Attention<Feed>& a, const Place
 }
 
 // Waits for these products, and gives the chunks' places back as they end.
-template <int kGroup, class Feed>
-__device__ __forceinline__ void give_back(const Attention<Feed>& a, const Place& place) {
+template <int kGroup>
+__device__ __forceinline__ void give_back(const Attention& a, const Place& place) {
   static_assert(kGroupProducts == 2);
   constexpr int kFirst = kGroup * kGroupChunks;
   ptx::wgmma_wait<1>();

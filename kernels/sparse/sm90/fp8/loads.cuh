@@ -21,22 +21,22 @@ __device__ __forceinline__ void load_tokens(const SparseDecodeParams& p, int war
   // Other tiles of the query token, and other query tokens, read the same.
   const uint64_t policy = ptx::evict_normal_policy();
   dense::Ring<Shape> position;
-  ChosenPlace place;
 
+  ChosenBlocks<kListBarrier, kTokenWarps> blocks(/*writer=*/warp == 0, chosen);
   SparseItems items(p);
   while (items.next(p)) {
-    ChosenSlots indices(p, warp == 0 ? tile_of(p, SparseWork(p, items.item())) : Tile{});
-    for (bool last = false; !last; place.advance()) {
-      if (warp == 0) indices.next_block(p, place, chosen);
-      ptx::barrier_sync(kListBarrier, kTokenThreads);
-      last = chosen.last[place.block];
-      const int32_t slot = token < kBlockTokens ? chosen.slots[place.block * kBlockTokens + token] : -1;
+    blocks.begin_item(p, items.item());
+    bool last = false;
+    do {
+      blocks.next(p);
+      last = blocks.last();
+      const int32_t slot = token < kBlockTokens ? blocks.slots()[token] : -1;
 #pragma unroll 1
       for (int first = 0; first < kBlockTokens; first += kSlotTokens, position.advance()) {
         const uint32_t slot_full = full + position.slot * 8, target = ring + position.slot * Shape::kSlotBytes;
         ptx::mbarrier_wait(empty + position.slot * 8, position.parity ^ 1);
         if (warp == 0) {
-          const int32_t left = chosen.count[place.block] - first;
+          const int32_t left = blocks.count() - first;
           const int32_t count = Shape::kBlockSlots == 1 ? left : min_of(max_of(left, 0), kSlotTokens);
           for (int i = count * Layout::kStride / 16 + lane; i < Shape::kSlotBytes / 16; i += 32) {
             ptx::store_shared_16(target + i * 16, {});
@@ -55,7 +55,7 @@ __device__ __forceinline__ void load_tokens(const SparseDecodeParams& p, int war
                           Layout::kTokenBytes, slot_full, policy);
         }
       }
-    }
+    } while (!last);
   }
   if (warp != 0) return;
   ptx::mbarrier_wait(empty + position.slot * 8, position.parity ^ 1);

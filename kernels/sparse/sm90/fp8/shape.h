@@ -13,7 +13,6 @@ namespace dense = sm90::fp8;
 
 // The warpgroup that loads: three warps bring tokens, the last one knows the items.
 constexpr int kTokenWarps = 3;
-constexpr int kTokenThreads = 32 * kTokenWarps;
 constexpr int kListBarrier = 9;  // of the token warps: the next block's slots are in the ring
 
 // Dense decode's roles and registers; what differs is the shared memory. Where tokens have scales, so have weights:

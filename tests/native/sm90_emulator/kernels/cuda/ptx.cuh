@@ -50,8 +50,8 @@ inline const unsigned char* opaque(const unsigned char* address) { return addres
 inline void cp_async_16(uint32_t shared, const void* global, bool valid) {
   auto& machine = emulator::machine;
   emulator::require(shared % 16 == 0, "cp.async writes 16 aligned bytes");
-  const auto copy = [cta = machine.cta, shared, global, valid] {
-    unsigned char* target = emulator::machine.shared_of(cta, shared);
+  const auto copy = [shared, global, valid] {
+    unsigned char* target = emulator::machine.shared(shared);
     valid ? std::memcpy(target, global, 16) : std::memset(target, 0, 16);
   };
   if (machine.random() % 2 == 0) return copy();
