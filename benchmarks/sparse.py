@@ -82,8 +82,9 @@ class Cell:
 
     @property
     def calls(self) -> int:
-        """A run goes twice through the cache; prefill, whose calls are long, has two of them."""
-        return max(2, 2 * self.cached // (self.tokens * self.chosen))
+        """A run goes twice through the cache; prefill, whose calls are long, has eight of them, beside which what the
+        host needs to start a run is little."""
+        return max(8 if self.is_prefill else 2, 2 * self.cached // (self.tokens * self.chosen))
 
     def rates(self, kind: str, us: float) -> dict[str, float]:
         """Bytes are those of the chosen tokens, once for each query token. In prefill they come from the L2."""

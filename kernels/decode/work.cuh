@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/decode/plan_rule.h"
+#include "kernels/decode/softmax.h"
 #include "kernels/params.h"
 
 namespace mla {
@@ -102,6 +103,11 @@ __device__ __forceinline__ void add_sink(const DecodeParams&, const Tile&, int32
 
 // Whoever reads keys that have arrived calls this before the first product: copies of the copy engine need nothing.
 __device__ __forceinline__ void order_arrived_keys(const DecodeParams&) {}
+
+// By how much, in base 2, a row's maximum outgrows the reference of its exponents before that follows. Where memory is
+// the bound, at once: then a row's largest weight is 1, which is exact in any format. Several tiles of rows read the
+// same keys, and arithmetic is the bound; there rescaling the output for most blocks would cost a tenth of the time.
+__device__ __forceinline__ float reference_slack(const DecodeParams& p) { return p.plan.row_tiles == 1 ? 0 : kSlack; }
 
 // Which of the pages that share a block has its token `token`.
 __device__ __forceinline__ int page_in_block(const DecodeParams& p, int token) {

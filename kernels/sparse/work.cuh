@@ -52,7 +52,7 @@ __device__ __forceinline__ int32_t slot_of(const SparseDecodeParams& p, int32_t 
 }
 
 __device__ __forceinline__ int32_t slot_at(const SparseDecodeParams& p, const Tile& tile, int64_t i) {
-  return slot_of(p, index_at(p, tile, i));
+  return i < tile.kv_end ? slot_of(p, p.indices[int64_t{tile.request} * p.topk + i]) : -1;
 }
 
 // Where the layer's tokens begin; of a layer out of range no token is read.
@@ -66,11 +66,20 @@ __device__ __forceinline__ const unsigned char* layer_of(const SparseDecodeParam
 // name).
 __device__ __forceinline__ bool find_tile(const SparseDecodeParams& p, int32_t item, Tile& tile) {
   tile = tile_of(p, SparseWork(p, item));
-  int32_t count = 0;
-#pragma unroll 16
-  for (int32_t i = tile.kv_begin + static_cast<int32_t>(threadIdx.x % 32); i < tile.kv_end; i += 32) {
-    count += slot_at(p, tile, i) >= 0;
+  // Many a lane at once: one after the other, each would take a latency of memory.
+  constexpr int kBatch = 16;
+  const int32_t* const indices = p.indices + int64_t{tile.request} * p.topk;
+  int32_t count = 0, i = tile.kv_begin + static_cast<int32_t>(threadIdx.x % 32);
+#pragma unroll 1
+  for (; i + 32 * (kBatch - 1) < tile.kv_end; i += 32 * kBatch) {
+    int32_t batch[kBatch];
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) batch[j] = indices[i + 32 * j];
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) count += slot_of(p, batch[j]) >= 0;
   }
+#pragma unroll 1
+  for (; i < tile.kv_end; i += 32) count += slot_of(p, indices[i]) >= 0;
   tile.kv_begin = 0;
   tile.kv_end = __reduce_add_sync(0xFFFFFFFF, count);
   return true;
@@ -92,6 +101,8 @@ __device__ __forceinline__ void add_sink(const SparseDecodeParams& p, const Tile
 __device__ __forceinline__ int32_t visible_end(const SparseDecodeParams&, const Tile& tile, int32_t) {
   return tile.kv_end;
 }
+
+__device__ __forceinline__ float reference_slack(const SparseDecodeParams&) { return kSlack; }
 
 __device__ __forceinline__ int page_in_block(const SparseDecodeParams&, int) { return 0; }
 

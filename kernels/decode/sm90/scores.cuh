@@ -50,9 +50,9 @@ __device__ __forceinline__ void mask_scores(const int32_t* visible_end, int32_t 
   }
 }
 
-// Scores become relative to the references, where there are any. True: one has outgrown its row's by kSlack.
+// Scores become relative to the references, where there are any. True: one has outgrown its row's by `slack`.
 template <class Shape>
-__device__ __forceinline__ bool subtract_references(const float* references, Scores<Shape>& score) {
+__device__ __forceinline__ bool subtract_references(float slack, const float* references, Scores<Shape>& score) {
   float highest = -INFINITY;
 #pragma unroll
   for (int j = 0; j < Shape::kRowGroups; ++j) {
@@ -65,7 +65,7 @@ __device__ __forceinline__ bool subtract_references(const float* references, Sco
       highest = fmaxf(highest, score[4 * j + e]);
     }
   }
-  return highest > kSlack;
+  return highest > slack;
 }
 
 // Moves the references of rows that have seen no key before, or whose scores have outgrown them. The slow way, which is
@@ -73,8 +73,8 @@ __device__ __forceinline__ bool subtract_references(const float* references, Sco
 // is the item's first block. Returns kRescale and kUnset as they apply. By the
 // warps of one group at a time.
 template <class Shape>
-__device__ __forceinline__ uint32_t move_references(bool fresh, int32_t rows, int group, Scores<Shape>& score,
-                                                    Control<Shape>& control) {
+__device__ __forceinline__ uint32_t move_references(float slack, bool fresh, int32_t rows, int group,
+                                                    Scores<Shape>& score, Control<Shape>& control) {
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, thread = threadIdx.x % kGroupThreads;
   const int warp = thread / 32;
 #pragma unroll
@@ -92,7 +92,7 @@ __device__ __forceinline__ uint32_t move_references(bool fresh, int32_t rows, in
     for (int w = 0; w < kGroupWarps; ++w) highest = fmaxf(highest, control.highest[w][thread]);
     const float reference = fresh ? -INFINITY : control.references[thread];
     const bool first = reference == -INFINITY;
-    const bool moves = highest > (first ? -INFINITY : kSlack);
+    const bool moves = highest > (first ? -INFINITY : slack);
     const float moved = moves ? highest : 0;
     control.references[thread] = first ? (moves ? highest : -INFINITY) : reference + moved;
     control.moved[thread] = moved;
@@ -233,12 +233,12 @@ __device__ __forceinline__ void score_tiles(const Params& p, uint32_t ring, uint
         const uint32_t before = control.messages[other];
         if (before & kRescale) rescale_sums<Shape>(control.rescale[other], sums);
         unset = before & kUnset;
-        outgrown = subtract_references<Shape>(control.references, score);
+        outgrown = subtract_references<Shape>(reference_slack(p), control.references, score);
       }
       uint32_t message = 0;
       // The barrier also shows that all of the group have read the keys, so that the weights may replace them.
       if (ptx::barrier_any(kGroupBarrier + group, kGroupThreads, outgrown || unset)) {
-        message = move_references(/*fresh=*/block == 0, tile.rows, group, score, control);
+        message = move_references(reference_slack(p), /*fresh=*/block == 0, tile.rows, group, score, control);
         if (message & kRescale) rescale_sums<Shape>(control.rescale[group], sums);
       }
       if (block + 1 == blocks) message |= kLast;

@@ -37,8 +37,9 @@ class SparseItems {
 };
 
 // The blocks of a CTA's items, as the key warps go through them together. The first of them writes down the slots, for
-// all, a block ahead: while it does, the others bring the block before.
-template <int kBarrier, int kWarps>
+// all. kAhead: a block ahead, while the others bring the block before, where a multiprocessor waits for memory; else
+// when a block is wanted, so that the first warp's own copies do not come later than the others'.
+template <int kBarrier, int kWarps, bool kAhead>
 class ChosenBlocks {
  public:
   // `writer`: the caller is of the first warp.
@@ -51,15 +52,16 @@ class ChosenBlocks {
     left_ = piece.kv_end - piece.kv_begin;
     found_ = 0;
     read_ahead();
-    write_block(p, behind(block_));
+    if (kAhead) write_block(p, behind(block_));
   }
 
   // The item's next block; at least one an item, be it empty.
   __device__ __forceinline__ void next(const SparseDecodeParams& p) {
+    if (!kAhead && writer_) write_block(p, behind(block_));
     // Its slots are there, and nobody reads the last one's any more, which the next ones may run over.
     ptx::barrier_sync(kBarrier, 32 * kWarps);
     block_ = behind(block_);
-    if (writer_ && !last()) write_block(p, behind(block_));
+    if (kAhead && writer_ && !last()) write_block(p, behind(block_));
   }
 
   // Of the block. Slots: of tokens, behind an item's last one -1.

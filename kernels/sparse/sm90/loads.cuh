@@ -39,7 +39,7 @@ __device__ __forceinline__ void load_tokens(const SparseDecodeParams& p, int war
   const unsigned char* const layer = layer_of(p, kTokenBytes);
   typename Layout::Position position;
   TokenRows rows(warp);
-  ChosenBlocks<kListBarrier, kKeyWarps> blocks(/*writer=*/warp == 0, chosen);
+  ChosenBlocks<kListBarrier, kKeyWarps, /*kAhead=*/true> blocks(/*writer=*/warp == 0, chosen);
   SparseItems items(p);
   while (items.next(p)) {
     blocks.begin_item(p, items.item());

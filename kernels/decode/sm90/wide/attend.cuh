@@ -45,7 +45,7 @@ __device__ __forceinline__ void attend_group(const Params& p, const Attention& a
         highest_scores(score, factor, highest);
       }
       if constexpr (kGroup == 0) {
-        if (send_weights<Element, kGroup>(a, block, places[0], score, factor, highest, rows, factors, weights[0])) {
+        if (send_weights<Element, kGroup>(p, a, block, places[0], score, factor, highest, rows, factors, weights[0])) {
           rescale_output(factors, out);
         }
         accumulate<Element, kGroup>(a, places[0], weights[0], out);
@@ -60,7 +60,8 @@ __device__ __forceinline__ void attend_group(const Params& p, const Attention& a
         accumulate<Element, kGroup>(a, places[0], weights[0], out);
         bool moved = false;
         if (pair) {
-          moved = send_weights<Element, kGroup>(a, block, places[1], score, factor, highest, rows, factors, weights[1]);
+          moved =
+              send_weights<Element, kGroup>(p, a, block, places[1], score, factor, highest, rows, factors, weights[1]);
         }
         give_back<kGroup>(a, places[0]);
         if (pair) {

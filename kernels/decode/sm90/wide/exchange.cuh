@@ -54,12 +54,12 @@ __device__ __forceinline__ float prepare_scores(const Attention& a, const Block&
 
 // The weights of a block that this group has scored, and the references that they are relative to, for both groups.
 // True: these have moved, and by `factors` what was summed before has to be multiplied.
-template <class Element, int kGroup>
-__device__ __forceinline__ bool send_weights(const Attention& a, const Block& block, const Place& place,
-                                             const Scores& score, float factor, float (&highest)[2], Rows& rows,
-                                             float (&factors)[2], Weights& weights) {
+template <class Element, int kGroup, class Params>
+__device__ __forceinline__ bool send_weights(const Params& p, const Attention& a, const Block& block,
+                                             const Place& place, const Scores& score, float factor, float (&highest)[2],
+                                             Rows& rows, float (&factors)[2], Weights& weights) {
   float next[2];
-  const bool moved = next_references(highest, rows, next);
+  const bool moved = next_references(reference_slack(p), highest, rows, next);
   if (moved) move_references(next, rows, factors);
   float base[2];
 #pragma unroll

@@ -77,7 +77,7 @@ __device__ __forceinline__ void finish_tile(const Params& p, const Tile& tile, i
     const int tile_row = row + 8 * e;
     const bool exists = tile_row < tile.rows;
     const float sum = sums[e];
-    const bool empty = sum == 0;  // no key was visible: what has the maximum weighs a half or more
+    const bool empty = sum == 0;  // no key was visible: what has the maximum weighs 1 or more
     float inverse = empty ? 0 : 1 / sum;
     if (exists && group == 0 && t == 0) {
       (direct ? p.lse : p.partial_lse)[first_row + tile_row] = empty ? -INFINITY : rows.reference[e] * kLn2 + logf(sum);

@@ -1,6 +1,6 @@
 // The online softmax of wide tiles. All tokens of a row lie in four lanes of one warp, and a warp of each group has the
 // same rows. The references of the exponents move in the order of the blocks: a group weighs its block when it knows
-// what the other one's block before left. They are whole numbers, so that sums and output move by powers of two.
+// what the other one's block before left.
 //
 // Lane 4 * g + t of a group's warp w has rows 16w + g and 16w + g + 8; of the scores tokens 8j + 2t and 8j + 2t + 1, in
 // score[4j], score[4j + 1] for the upper row and score[4j + 2], score[4j + 3] for the lower one.
@@ -63,15 +63,15 @@ __device__ __forceinline__ void highest_scores(const Scores& score, float factor
 
 // The references after this block. True: a row of this warp has a new one. Whether a row's moves depends on that row
 // alone.
-__device__ __forceinline__ bool next_references(float (&highest)[2], const Rows& rows, float (&next)[2]) {
+__device__ __forceinline__ bool next_references(float slack, float (&highest)[2], const Rows& rows, float (&next)[2]) {
   bool outgrown = false;
 #pragma unroll
-  for (int e = 0; e < 2; ++e) outgrown = outgrown || highest[e] > rows.reference[e] + kSlack;
+  for (int e = 0; e < 2; ++e) outgrown = outgrown || highest[e] > rows.reference[e] + slack;
   if (!__any_sync(0xFFFFFFFF, outgrown)) return false;
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
     highest[e] = combine_over_t(highest[e], fmaxf);
-    next[e] = highest[e] > rows.reference[e] + kSlack ? ceilf(highest[e]) : rows.reference[e];
+    next[e] = highest[e] > rows.reference[e] + slack ? highest[e] : rows.reference[e];
   }
   return true;
 }

@@ -22,7 +22,7 @@ __device__ __forceinline__ void load_tokens(const SparseDecodeParams& p, int war
   const uint64_t policy = ptx::evict_normal_policy();
   dense::Ring<Shape> position;
 
-  ChosenBlocks<kListBarrier, kTokenWarps> blocks(/*writer=*/warp == 0, chosen);
+  ChosenBlocks < kListBarrier, kTokenWarps, /*kAhead=*/Shape::kRows<64> blocks(/*writer=*/warp == 0, chosen);
   SparseItems items(p);
   while (items.next(p)) {
     blocks.begin_item(p, items.item());
