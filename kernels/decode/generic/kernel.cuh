@@ -293,14 +293,14 @@ __device__ __forceinline__ float key_scale(const Params& p) {
   return p.k_scale[p.k_scales > 1 && p.layer != nullptr ? *p.layer : 0];
 }
 
-// Normalises and stores the rows that exist: to out and lse, or to the item's partial.
-template <class Cached, class Shape>
-__device__ __forceinline__ void store_tile(const DecodeParams& p, SharedMemory<Shape>& shared,
-                                           const Softmax<Shape>& softmax, const Output<Shape>& out) {
+// Normalises and stores the rows that exist: to out and lse, or to the item's partial. `tile_rows`: of a partial.
+template <class Cached, class Shape, class Params>
+__device__ __forceinline__ void store_tile(const Params& p, int32_t tile_rows, float value_scale,
+                                           SharedMemory<Shape>& shared, const Softmax<Shape>& softmax,
+                                           const Output<Shape>& out) {
   const Tile tile = shared.tile;  // before the barrier below, behind which it may be the next item's
   const bool direct = tile.partial < 0;
-  const int64_t first_row = direct ? tile.first_row : int64_t{tile.partial} * p.plan.tile_rows;
-  const float value_scale = Shape::kElementBytes == 1 ? key_scale(p) : 1.0f;
+  const int64_t first_row = direct ? tile.first_row : partial_row(p, tile.partial, tile.first_row, tile_rows);
 #pragma unroll
   for (int pass = 0; pass < Shape::kSoftmaxPasses; ++pass) {
     const int row = pass * Shape::kSoftmaxRows + static_cast<int>(threadIdx.x) / Shape::kSoftmaxLanes;
@@ -312,7 +312,9 @@ __device__ __forceinline__ void store_tile(const DecodeParams& p, SharedMemory<S
     }
     if (threadIdx.x % Shape::kSoftmaxLanes == 0) {
       const bool empty = sum == 0;  // no key was visible: what has the maximum weighs 1 or more
-      shared.inverse[row] = empty ? 0 : value_scale / sum;
+      float inverse = empty ? 0 : value_scale / sum;
+      if (row < tile.rows && !empty && direct) add_sink(p, tile, row, sum, softmax.reference[pass], inverse);
+      shared.inverse[row] = inverse;
       const float lse = empty ? -INFINITY : softmax.reference[pass] * kLn2 + logf(sum);
       if (row < tile.rows) (direct ? p.lse : p.partial_lse)[first_row + row] = lse;
     }
@@ -458,7 +460,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       accumulate_block<Element, Shape>(weights, block, out, scales);
       stage = stage + 1 == stages ? 0 : stage + 1;
     }
-    store_tile<Element, Shape>(p, shared, softmax, out);
+    store_tile<Element, Shape>(p, p.plan.tile_rows, Shape::kElementBytes == 1 ? key_scale(p) : 1.0f, shared, softmax,
+                               out);
   }
 }
 

@@ -10,64 +10,6 @@
 
 namespace mla::generic_sparse {
 
-// Sums of the rows, and with them the factors of the output; then the rows that exist, to out and lse or to a partial.
-template <class Element, class Shape>
-__device__ __forceinline__ void store_rows(const SparseDecodeParams& p, float value_scale, SharedMemory<Shape>& shared,
-                                           const Softmax<Shape>& softmax, const Output<Shape>& out) {
-  const Tile tile = shared.tile;
-  const bool direct = tile.partial < 0;
-  const int64_t first_row = tile.first_row + (direct ? 0 : int64_t{tile.partial} * p.tokens * p.heads);
-#pragma unroll
-  for (int pass = 0; pass < Shape::kSoftmaxPasses; ++pass) {
-    const int row = pass * Shape::kSoftmaxRows + static_cast<int>(threadIdx.x) / Shape::kSoftmaxLanes;
-    if (Shape::kRows < Shape::kSoftmaxRows && row >= Shape::kRows) break;
-    float sum = softmax.sum[pass];
-#pragma unroll
-    for (int distance = 1; distance < Shape::kSoftmaxLanes; distance *= 2) {
-      sum += __shfl_xor_sync(0xFFFFFFFF, sum, distance);
-    }
-    if (threadIdx.x % Shape::kSoftmaxLanes == 0) {
-      const bool empty = sum == 0;
-      if (row < tile.rows) {
-        const float lse = empty ? -INFINITY : softmax.reference[pass] * kLn2 + logf(sum);
-        (direct ? p.lse : p.partial_lse)[first_row + row] = lse;
-        if (direct && p.sink != nullptr) {
-          sum += exp2f(p.sink[tile.request_row + row] * kLog2E - softmax.reference[pass]);
-        }
-      }
-      shared.inverse[row] = empty ? 0 : value_scale / sum;
-    }
-  }
-  __syncthreads();
-
-  const int lane = threadIdx.x % 32, g = lane / 4, warp = threadIdx.x / 32;
-#pragma unroll
-  for (int m = 0; m < Shape::kOutRowFragments; ++m) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = m * 16 + half * 8 + g;
-      if (row >= tile.rows) continue;
-      const float inverse = shared.inverse[row];
-      const int64_t start = (first_row + row) * kLatent;
-      const auto store = [&](auto* target) {
-#pragma unroll
-        for (int pair = 0; pair < Shape::kOutPairs; ++pair) {
-          const int column = Shape::column_group(warp + pair * Shape::kWarps) * 16;
-          store_columns<Element>(target + start + column, out[m][2 * pair], out[m][2 * pair + 1], half, inverse);
-        }
-      };
-      if (!direct)
-        store(p.partial_out);
-      else if constexpr (!std::is_same_v<Element, E4M3FN>)
-        store(static_cast<Element*>(p.out));
-      else if (p.out_dtype == DType::kBF16)
-        store(static_cast<__nv_bfloat16*>(p.out));
-      else
-        store(static_cast<__half*>(p.out));
-    }
-  }
-}
-
 template <class Cached, class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     sparse_kernel(const __grid_constant__ SparseDecodeParams p, int stages) {
@@ -156,7 +98,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     accumulate_block<Element, Shape>(weights, block, out, scales);
     stage = stage + 1 == stages ? 0 : stage + 1;
   }
-  store_rows<Element, Shape>(p, value_scale, shared, softmax, out);
+  store_tile<Element, Shape>(p, p.tile_rows, value_scale, shared, softmax, out);
 }
 
 }  // namespace mla::generic_sparse
