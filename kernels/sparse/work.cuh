@@ -52,7 +52,7 @@ __device__ __forceinline__ int32_t slot_of(const SparseDecodeParams& p, int32_t 
 }
 
 __device__ __forceinline__ int32_t slot_at(const SparseDecodeParams& p, const Tile& tile, int64_t i) {
-  return i < tile.kv_end ? slot_of(p, p.indices[int64_t{tile.request} * p.topk + i]) : -1;
+  return slot_of(p, index_at(p, tile, i));
 }
 
 // Where the layer's tokens begin; of a layer out of range no token is read.

@@ -1,6 +1,6 @@
 // The Hopper sparse kernels on a machine without a GPU: their sources, compiled for the host over an emulated CTA
 // (machine.h), against float64. What this cannot show: the meaning of the real instructions, time, and registers.
-//   mla_sm90_sparse_emulator [cases] [seed]
+//   mla_sm90_sparse_emulator [cases] [seed] [heads a tile]
 #define MLA_EMULATED sparse_sm90
 #include "kernels/sparse/sm90/fp8/kernel.cuh"
 #include "kernels/sparse/sm90/kernel.cuh"
@@ -93,6 +93,8 @@ void run(SparseDecodeParams p, Random& random) {
 }  // namespace mla::test
 
 int main(int argc, char** argv) {
-  return mla::test::run_all("the Hopper sparse kernels, emulated", argc > 1 ? std::atoi(argv[1]) : 40,
-                            argc > 2 ? std::atoi(argv[2]) : 1, {8, 16, 24, 32, 40, 48, 64}, mla::test::run);
+  const int cases = argc > 1 ? std::atoi(argv[1]) : 40, seed = argc > 2 ? std::atoi(argv[2]) : 1;
+  std::vector<int> tile_rows = {8, 16, 24, 32, 40, 48, 64};
+  if (argc > 3) tile_rows = {std::atoi(argv[3])};
+  return mla::test::run_all("the Hopper sparse kernels, emulated", cases, seed, tile_rows, mla::test::run);
 }

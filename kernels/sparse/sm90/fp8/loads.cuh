@@ -22,7 +22,9 @@ __device__ __forceinline__ void load_tokens(const SparseDecodeParams& p, int war
   const uint64_t policy = ptx::evict_normal_policy();
   dense::Ring<Shape> position;
 
-  ChosenBlocks < kListBarrier, kTokenWarps, /*kAhead=*/Shape::kRows<64> blocks(/*writer=*/warp == 0, chosen);
+  // Tiles of 64 rows wait for a free slot, and what counts there is how soon it is full again.
+  constexpr bool kAhead = Shape::kRows < 64;
+  ChosenBlocks<kListBarrier, kTokenWarps, kAhead> blocks(/*writer=*/warp == 0, chosen);
   SparseItems items(p);
   while (items.next(p)) {
     blocks.begin_item(p, items.item());
