@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cuda.h>
+#include <cuda_fp16.h>
 
 #include <cstdint>
 
@@ -176,6 +177,20 @@ __device__ __forceinline__ void store_shared_16(uint32_t shared, uint4 value) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};\n" ::"r"(shared), "r"(value.x), "r"(value.y), "r"(value.z),
                "r"(value.w)
                : "memory");
+}
+
+__device__ __forceinline__ uint32_t load_shared_4(uint32_t shared) {
+  uint32_t value;
+  asm volatile("ld.shared.b32 %0, [%1];\n" : "=r"(value) : "r"(shared) : "memory");
+  return value;
+}
+
+__device__ __forceinline__ void store_shared_4(uint32_t shared, uint32_t value) {
+  asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(shared), "r"(value) : "memory");
+}
+
+__device__ __forceinline__ void store_shared_half(uint32_t shared, __half value) {
+  asm volatile("st.shared.b16 [%0], %1;\n" ::"r"(shared), "h"(__half_as_ushort(value)) : "memory");
 }
 
 // --- Shared memory by matrices: lanes 8i .. 8i+7 give the addresses of the rows of matrix i; transposed, lane

@@ -62,7 +62,7 @@ template <class Layout, int kTileRows>
 bool run_fp8_rows(const SparseDecodeParams& p, Random& random) {
   namespace fp8 = sparse_sm90::fp8;
   if (p.tile_rows != kTileRows) return false;
-  if constexpr (fp8::is_wide<Layout, kTileRows>) {
+  if constexpr (fp8::is_wide<kTileRows>) {
     using Shape = fp8::WideShape<Layout>;
     run_ctas(p, Shape::kThreads, random, [&] { sparse_sm90::wide_fp8_sparse_kernel<Shape>(p); });
   } else {

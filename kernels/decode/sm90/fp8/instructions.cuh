@@ -35,6 +35,13 @@ __device__ __forceinline__ uint32_t f16_from_e4m3_high(uint32_t bytes) {
   return pair;
 }
 
+// Of two fp16 values by two others.
+__device__ __forceinline__ uint32_t multiply_halves(uint32_t first, uint32_t second) {
+  uint32_t product;
+  asm("mul.rn.f16x2 %0, %1, %2;\n" : "=r"(product) : "r"(first), "r"(second));
+  return product;
+}
+
 // Bytes 0, 2, 1, 3: of two pairs side by side, the first and the second elements.
 __device__ __forceinline__ uint32_t unzip_bytes(uint32_t bytes) { return __byte_perm(bytes, 0, 0x3120); }
 

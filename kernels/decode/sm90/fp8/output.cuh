@@ -40,6 +40,10 @@ struct Values {
 
   // Whether tokens that some row must not see are cleared here: docs/hopper.md, "Masks".
   static constexpr bool kClears = true;
+
+  // What values of a wide tile are multiplied by on their way into the products: nothing here. `slot`: its address;
+  // `chunk`: of the group's.
+  static __device__ __forceinline__ void scale(uint32_t /*slot*/, int /*chunk*/, uint32_t (&)[2][4]) {}
 };
 
 // Bytes of 32 tokens at 16 columns a warp, and more tokens.

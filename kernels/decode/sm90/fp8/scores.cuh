@@ -73,8 +73,8 @@ __device__ __forceinline__ void expand_keys(const uint32_t (&bytes)[kLoads][4], 
 
 // What a token's scale has to do with its weights: nothing here.
 struct NoScales {
-  template <class Shape>
-  __device__ __forceinline__ void lift(Scores<Shape>&) const {}
+  // The sum of the weights, when one of token g or g + 8 joins it.
+  __device__ __forceinline__ float in_sum(float weight, float sum, int /*half*/) const { return sum + weight; }
 };
 
 // Left operands, as cached and as multiplied.
@@ -131,13 +131,27 @@ __device__ __forceinline__ float2 row_pair(const float* values, int j) {
   return *reinterpret_cast<const float2*>(values + j * 8 + 2 * (threadIdx.x % 4));
 }
 
-template <class Shape>
-__device__ __forceinline__ void scale_products(const float* factors, Scores<Shape>& score) {
+// Products become scores in base 2; where tokens have scales, lifted as well, by `scales.exponent` of token g or g + 8.
+template <class Shape, class Scales>
+__device__ __forceinline__ void scale_products(const float* factors, const Scales& scales, Scores<Shape>& score) {
+  constexpr bool kLifts = !std::is_same_v<Scales, NoScales>;
+  [[maybe_unused]] float exponents[2];
+  if constexpr (kLifts) {
+    exponents[0] = scales.exponent(0);
+    exponents[1] = scales.exponent(1);
+  }
 #pragma unroll
   for (int j = 0; j < Shape::kRowGroups; ++j) {
     const float2 factor = row_pair(factors, j);
 #pragma unroll
-    for (int e = 0; e < 4; ++e) score[4 * j + e] *= e % 2 == 0 ? factor.x : factor.y;
+    for (int e = 0; e < 4; ++e) {
+      const float of_row = e % 2 == 0 ? factor.x : factor.y;
+      if constexpr (kLifts) {
+        score[4 * j + e] = fmaf(score[4 * j + e], of_row, exponents[e / 2]);
+      } else {
+        score[4 * j + e] *= of_row;
+      }
+    }
   }
 }
 
@@ -314,8 +328,7 @@ __device__ __forceinline__ void score_tiles(const Params& p, int32_t layer, uint
       typename Keys::Scales scales;
       score_block<Shape>(keys, base + position.slot * Shape::kSlotBytes, empty + position.slot * 8, queries, scales,
                          score);
-      scale_products<Shape>(control.factor, score);
-      scales.template lift<Shape>(score);
+      scale_products<Shape>(control.factor, scales, score);
       if (valid_groups != kAllGroups || visible_to_all - first_token < kBlockTokens) {
         mask_scores<Shape>(control.visible_end, first_token, valid_groups, warp, score);
       }

@@ -19,7 +19,7 @@ Error launch_shape(Kernel kernel, const SparseDecodeParams& params, const Device
 
 template <class Layout, int kTileRows>
 Error launch_instance(const SparseDecodeParams& params, const Device& device) {
-  if constexpr (is_wide<Layout, kTileRows>) {
+  if constexpr (is_wide<kTileRows>) {
     return launch_shape<WideShape<Layout>>(wide_fp8_sparse_kernel<WideShape<Layout>>, params, device);
   } else {
     using TileShape = Shape<Layout, kTileRows>;

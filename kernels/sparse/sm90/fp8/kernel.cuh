@@ -20,10 +20,17 @@ template <class Shape>
 __device__ __forceinline__ void load(const SparseDecodeParams& p, int warp, uint32_t base,
                                      sm90::fp8::Control<Shape>& control, ChosenRing& chosen) {
   ptx::change_registers<Shape::kLaunchRegisters, Shape::kLoadRegisters>();
-  if (warp == Shape::kKeyWarp && threadIdx.x % 32 == 0) sm90::fp8::init_barriers<Shape>(control);
+  if (warp == Shape::kKeyWarp && threadIdx.x % 32 == 0) {
+    if constexpr (Shape::kPreparesScales) {
+      for (int i = 0; i < Shape::kSlots; ++i) {
+        ptx::mbarrier_init(base + Shape::kScaledOffset + i * 8, ptx::kWarpArrivals);
+      }
+    }
+    sm90::fp8::init_barriers<Shape>(control);
+  }
   ptx::barrier_sync(sm90::fp8::kStartBarrier, Shape::kThreads);
   if (warp == Shape::kKeyWarp + fp8::kTokenWarps) {
-    fp8::announce_items<Shape>(p, control);
+    fp8::announce_items<Shape>(p, base, control);
   } else {
     fp8::load_tokens<Shape>(p, warp - Shape::kKeyWarp, base, control, chosen);
   }

@@ -67,9 +67,23 @@ __device__ __forceinline__ void load_tokens(const SparseDecodeParams& p, int war
   }
 }
 
+// What the warps that attend need of an item's scales, a slot after the other as they arrive; where tokens have some.
+template <class Shape>
+__device__ __forceinline__ void prepare_item(const Tile& tile, uint32_t base, dense::Ring<Shape>& position,
+                                             dense::Control<Shape>& control) {
+  for (int32_t left = dense::block_count(tile) * Shape::kBlockSlots; left > 0; --left, position.advance()) {
+    ptx::mbarrier_wait(ptx::shared_address(&control.full[position.slot]), position.parity);
+    prepare_scales(base + position.slot * Shape::kSlotBytes);
+    ptx::fence_async_proxy();  // before the copy engine writes there again
+    ptx::mbarrier_arrive_warp(base + Shape::kScaledOffset + position.slot * 8);
+  }
+}
+
 // Tells the score warps of each item as soon as they have taken in the one before. A whole warp, which counts.
 template <class Shape>
-__device__ __forceinline__ void announce_items(const SparseDecodeParams& p, dense::Control<Shape>& control) {
+__device__ __forceinline__ void announce_items(const SparseDecodeParams& p, uint32_t base,
+                                               dense::Control<Shape>& control) {
+  [[maybe_unused]] dense::Ring<Shape> position;
   const uint32_t full = ptx::shared_address(&control.tile_full), empty = ptx::shared_address(&control.tile_empty);
   const bool speaks = threadIdx.x % 32 == 0;
   uint32_t parity = 0;
@@ -85,6 +99,9 @@ __device__ __forceinline__ void announce_items(const SparseDecodeParams& p, dens
       ptx::mbarrier_arrive(full);
     }
     parity ^= 1;
+    if constexpr (Shape::kPreparesScales) {
+      if (more) prepare_item<Shape>(tile, base, position, control);
+    }
   }
 }
 

@@ -6,6 +6,7 @@
 #include "kernels/decode/sm90/fp8/wide/shape.h"
 #include "kernels/sparse/sm90/chosen.cuh"
 #include "kernels/sparse/sm90/fp8/layouts.h"
+#include "kernels/sparse/sm90/fp8/scales.cuh"
 
 namespace mla::sparse_sm90::fp8 {
 
@@ -23,6 +24,7 @@ struct Shape : dense::Shape<kTileRows> {
   using Dense = dense::Shape<kTileRows>;
   using RopeElement = typename Layout::RopeElement;
   static constexpr int kSlotBytes = kBlockTokens * Layout::kStride;
+  static constexpr bool kPreparesScales = false;
   static constexpr int kWeightSets = Layout::kScales > 0 ? Layout::kScales : 1;
   static constexpr int kWeightSetBytes = Dense::kWeightBytes;
   static constexpr int kWeightBytes = kWeightSets * kWeightSetBytes;  // of a block
@@ -46,16 +48,19 @@ struct Shape : dense::Shape<kTileRows> {
       kControlOffset + static_cast<int>(sizeof(dense::ControlOf<kTileRows, Dense::kScoreGroups, kSlots>));
 };
 
-// Where tokens have scales, the weights' sets leave no room for the three blocks that wide tiles have in use.
-template <class Layout, int kTileRows>
-constexpr bool is_wide = kTileRows == dense::wide::Shape::kRows && Layout::kScales == 0;
+template <int kTileRows>
+constexpr bool is_wide = kTileRows == dense::wide::Shape::kRows;
 
-// The same for wide tiles, of 64 heads.
+// The same for wide tiles, of 64 heads. There is one set of weights, and scales are multiplied into the values.
 template <class CacheLayout>
 struct WideShape : dense::wide::Shape {
   using Layout = CacheLayout;
-  static_assert(Layout::kScales == 0, "one set of weights");
-  static constexpr int kSlotBytes = kSlotTokens * Layout::kStride;
+  using RopeElement = typename Layout::RopeElement;
+  static constexpr bool kPreparesScales = Layout::kScales > 0;
+  static constexpr int kSlots = kPreparesScales ? 6 : dense::wide::Shape::kSlots;
+  static_assert(kSlots >= 3 * kBlockSlots);
+  static constexpr int kSlotBytes = kSlotTokens * Layout::kStride + (kPreparesScales ? SlotScales::kBytes : 0);
+  static_assert(kSlotTokens == SlotScales::kTokens);
   // Loads take more registers here than in dense decode, and so the attending warps have fewer.
   static constexpr int kAttendRegisters = 232, kLoadRegisters = 40;
   static constexpr int kStepsAhead = 1;
@@ -66,7 +71,8 @@ struct WideShape : dense::wide::Shape {
   static constexpr int kControlOffset = kWeightOffset + 2 * kWeightBytes;
   static constexpr int kChosenOffset =
       kControlOffset + static_cast<int>(sizeof(dense::ControlOf<kRows, kScoreGroups, kSlots>));
-  static constexpr size_t kSharedBytes = kChosenOffset + sizeof(ChosenRing);
+  static constexpr int kScaledOffset = kChosenOffset + static_cast<int>(sizeof(ChosenRing));  // barriers
+  static constexpr size_t kSharedBytes = kScaledOffset + (kPreparesScales ? kSlots * sizeof(uint64_t) : 0);
   static_assert(kSharedBytes <= dense::kSharedLimit);
 };
 

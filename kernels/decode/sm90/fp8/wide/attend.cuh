@@ -73,10 +73,16 @@ struct Attention {
 
   __device__ __forceinline__ Keys keys() const { return Keys(warp % kSlotWarps); }
 
+  // Where this warp's tokens of the block lie.
+  __device__ __forceinline__ uint32_t own_slot(int32_t block) const {
+    return base + Place<Shape>(first + block, own_part).slot * Shape::kSlotBytes;
+  }
+
   // As soon as the block's keys are there, the operands of its first products.
   __device__ __forceinline__ void start_scores(int32_t block, KeyOperands<Shape>& operands) const {
     const Place<Shape> place(first + block, own_part);
     ptx::mbarrier_wait(full + place.slot * 8, place.parity);
+    Keys::template await_scales<Shape>(base, place.slot, place.parity);
     start_keys<Shape>(keys(), base + place.slot * Shape::kSlotBytes, operands);
   }
 
@@ -86,7 +92,7 @@ struct Attention {
     multiply_keys<Shape, true>(keys(), base + place.slot * Shape::kSlotBytes, queries, operands, score);
     const uint32_t valid_groups = control.blocks[place.slot].flags & kAllGroups;
     ptx::wgmma_wait<0>();
-    scale_products<Shape>(control.factor, score);
+    scale_products<Shape>(control.factor, keys().scales(base + place.slot * Shape::kSlotBytes), score);
     if (valid_groups != kAllGroups || control.visible_end[0] - first_token(block) < kBlockTokens) {
       mask_scores<Shape>(control.visible_end, first_token(block), valid_groups, warp, score);
     }
@@ -120,6 +126,7 @@ struct Attention {
       slots.values[i] = base + place.slot * Shape::kSlotBytes;
       slots.empty[i] = empty + place.slot * 8;
       ptx::mbarrier_wait(full + place.slot * 8, place.parity);
+      Keys::template await_scales<Shape>(base, place.slot, place.parity);
     }
     return slots;
   }
@@ -177,13 +184,14 @@ __device__ __forceinline__ void attend_blocks(Attention<Shape, Keys, Values>& at
     Scores<Shape> score;
     attention.score_block(block, key_operands, score);
     const uint32_t target = attention.weight_target();
-    const auto weigh = [&](int j) { weigh_rows<Shape>(score, control.reference, j, target, sum); };
     if (block > 0) {
       slots = attention.wait_for(block - 1);
       if (kStartsEarly) start_block<Shape, Values>(slots, attention.value_line, values);
       attention.await_weights(block - 1, slots, values);
     }
     attention.settle_references(block, score, sum);
+    const auto scales = attention.keys().scales(attention.own_slot(block));
+    const auto weigh = [&](int j) { weigh_rows<Shape>(score, scales, control.reference, j, target, sum); };
     if (block > 0) {
       if (!kStartsEarly) start_block<Shape, Values>(slots, attention.value_line, values);
       static_assert(kSteps == Shape::kRowGroups);

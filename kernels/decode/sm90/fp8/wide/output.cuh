@@ -33,9 +33,10 @@ __device__ __forceinline__ void load_step(const BlockSlots& slots, uint32_t line
   ptx::ldmatrix_x4_trans(operands.bytes[step % Shape::kStepsAhead][0], slots.values[step / kSlotSteps] + line + offset);
 }
 
-template <class Shape>
-__device__ __forceinline__ void expand_step(int step, ValueOperands<Shape>& operands) {
+template <class Shape, class Values>
+__device__ __forceinline__ void expand_step(const BlockSlots& slots, int step, ValueOperands<Shape>& operands) {
   expand_values(operands.bytes[step % Shape::kStepsAhead], operands.fragments[step % Shape::kOutputBuffers]);
+  Values::scale(slots.values[step / kSlotSteps], step % kSlotSteps, operands.fragments[step % Shape::kOutputBuffers]);
 }
 
 // The first products' operands. Products of a block before may still run, but those of its last step alone.
@@ -43,7 +44,7 @@ template <class Shape, class Values>
 __device__ __forceinline__ void start_block(const BlockSlots& slots, uint32_t line, ValueOperands<Shape>& operands) {
 #pragma unroll
   for (int step = 0; step < Shape::kStepsAhead; ++step) load_step<Shape, Values>(slots, line, step, operands);
-  expand_step(0, operands);
+  expand_step<Shape, Values>(slots, 0, operands);
 }
 
 // The products of a block that was started, when its weights are there; the last of them still run. `beside`: what else
@@ -67,7 +68,7 @@ __device__ __forceinline__ void accumulate_block(const BlockSlots& slots, uint32
     beside(step);
     if (next >= kBuffers) ptx::wgmma_wait<kBuffers - 1>();
     if (next < kSteps) {
-      expand_step(next, operands);
+      expand_step<Shape, Values>(slots, next, operands);
       if (next % kSlotSteps == kSlotSteps - 1) ptx::mbarrier_arrive_warp(slots.empty[next / kSlotSteps]);
     }
   }

@@ -86,6 +86,23 @@ inline void store_shared_16(uint32_t shared, uint4 value) {
   std::memcpy(machine.shared(shared), &value, 16);
 }
 
+inline uint32_t load_shared_4(uint32_t shared) {
+  emulator::require(shared % 4 == 0, "a word is aligned to 4 bytes");
+  uint32_t value;
+  std::memcpy(&value, machine.shared(shared), 4);
+  return value;
+}
+
+inline void store_shared_4(uint32_t shared, uint32_t value) {
+  emulator::require(shared % 4 == 0, "a word is aligned to 4 bytes");
+  std::memcpy(machine.shared(shared), &value, 4);
+}
+
+inline void store_shared_half(uint32_t shared, __half value) {
+  emulator::require(shared % 2 == 0, "a half is aligned to 2 bytes");
+  std::memcpy(machine.shared(shared), static_cast<const void*>(&value), 2);
+}
+
 inline void stmatrix_x2_trans(uint32_t shared, uint32_t first, uint32_t second) {
   auto& values = machine.warp().values;
   values[0][machine.lane()] = shared;

@@ -18,6 +18,13 @@ inline uint32_t f16_from_e4m3_low(uint32_t bytes) {
 
 inline uint32_t f16_from_e4m3_high(uint32_t bytes) { return f16_from_e4m3_low(bytes >> 16); }
 
+inline uint32_t multiply_halves(uint32_t first, uint32_t second) {
+  __half a[2], b[2];
+  std::memcpy(static_cast<void*>(a), &first, sizeof(a));
+  std::memcpy(static_cast<void*>(b), &second, sizeof(b));
+  return pack<__half>(to_float(a[0]) * to_float(b[0]), to_float(a[1]) * to_float(b[1]));
+}
+
 inline uint32_t unzip_bytes(uint32_t b) { return (b & 0xFF0000FF) | (b & 0xFF00) << 8 | (b & 0xFF0000) >> 8; }
 
 // The fragments are read when the product is waited for, where they lie in the threads: one that is overwritten too
