@@ -89,7 +89,7 @@ struct SlotScales {
 // In wide tiles scales are multiplied into the values, in fp16: relative to a power of two that leaves the token's
 // largest below 2^7. Its products with codes are then below 2^16, and its small scales have the more of fp16's range.
 // All of a token's numbers are made here once, by a lane of a warp that has time; made where they are used, by eight
-// warps that have none, they took a tenth of the kernel's.
+// warps that have none, they took a twentieth of the time.
 __device__ __forceinline__ void prepare_scales(uint32_t slot) {
   constexpr int kHeadroom = 7, kLeast = 127 - 60;
   const uint32_t lane = threadIdx.x % 32, scales = slot + lane * DsMla::kStride + DsMla::kScaleOffset;
