@@ -71,6 +71,7 @@ nb::list capabilities() {
     row["max_q_len"] = capability.max_q_len;
     row["page_sizes"] = counts(capability.page_sizes);
     row["positive_scale"] = capability.positive_scale;
+    row["key_parts"] = capability.key_parts;
     row["by_name"] = capability.by_name;
     rows.append(row);
   }

@@ -11,7 +11,23 @@ Error carry_into(const AnyBuffer& result, const AnyBuffer& carry, const Device& 
   return copy(result.untyped_data(), carry.untyped_data(), static_cast<int64_t>(carry.size_bytes()), device);
 }
 
-ffi::Error prefill_handler(Device device, AnyBuffer q, AnyBuffer k, AnyBuffer v, AnyBuffer cu_q_lens,
+// Whether keys come as their parts: an absent k_pe is an empty array of one axis.
+bool is_pair(const AnyBuffer& k_pe) { return k_pe.dimensions().size() == 2; }
+
+// k is [S, H, 192]; or, beside a k_pe, the nope parts [S, H, 128] or the whole up-projection [S, H, 256]. k_pe is [S,
+// R], or the gathered latent rows [S, D] whose last R columns are taken.
+void check_keys(Checks& checks, const AnyBuffer& k, const AnyBuffer& k_pe, int64_t heads) {
+  const int64_t stored = k.dimensions()[0], width = k.dimensions()[2];
+  if (!is_pair(k_pe)) {
+    checks.shape("k", k, {stored, heads, kHeadDim});
+    return;
+  }
+  checks.shape("k", k, {stored, heads, width == 2 * kNope ? 2 * kNope : kNope});
+  checks.shape("k_pe", k_pe, {stored, k_pe.dimensions()[1] == kWidth ? kWidth : kRope});
+  checks.that(k_pe.element_type() == k.element_type(), "k and k_pe differ in dtype");
+}
+
+ffi::Error prefill_handler(Device device, AnyBuffer q, AnyBuffer k, AnyBuffer k_pe, AnyBuffer v, AnyBuffer cu_q_lens,
                            AnyBuffer cu_kv_lens, AnyBuffer key_mask, AnyBuffer q_scale, AnyBuffer k_scale,
                            AnyBuffer v_scale, AnyBuffer carry_out, AnyBuffer carry_lse, Result out, Result lse,
                            Result scratch, int32_t value_offset, int32_t variant, float scale, bool causal) {
@@ -26,7 +42,8 @@ ffi::Error prefill_handler(Device device, AnyBuffer q, AnyBuffer k, AnyBuffer v,
   const int64_t v_width = kNope + value_offset;
   const bool merge = carry_lse.element_count() != 0;
 
-  checks.shape("q", q, {tokens, heads, kHeadDim}).shape("k", k, {stored, heads, kHeadDim});
+  checks.shape("q", q, {tokens, heads, kHeadDim});
+  check_keys(checks, k, k_pe, heads);
   const bool tiled = v.dimensions().size() == 4;
   if (tiled) {
     checks.shape("v", v, {(stored + kValueTile - 1) / kValueTile, heads, kNope, kValueTile});
@@ -60,6 +77,12 @@ ffi::Error prefill_handler(Device device, AnyBuffer q, AnyBuffer k, AnyBuffer v,
   PrefillParams params{};
   params.q = q.untyped_data();
   params.k = k.untyped_data();
+  params.k_stride = k.dimensions()[2];
+  if (is_pair(k_pe)) {
+    params.k_pe = k_pe.untyped_data();
+    params.k_pe_stride = k_pe.dimensions()[1];
+    params.k_pe_offset = params.k_pe_stride - kRope;
+  }
   params.v = v.untyped_data();
   params.v_stride = v_width;
   params.v_offset = value_offset;
@@ -96,6 +119,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jax_mla_prefill, mla::prefill_handler,
                                   .Ctx<mla::Device>()
                                   .Arg<ffi::AnyBuffer>()  // q
                                   .Arg<ffi::AnyBuffer>()  // k
+                                  .Arg<ffi::AnyBuffer>()  // k_pe
                                   .Arg<ffi::AnyBuffer>()  // v
                                   .Arg<ffi::AnyBuffer>()  // cu_q_lens
                                   .Arg<ffi::AnyBuffer>()  // cu_kv_lens

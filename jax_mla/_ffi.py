@@ -328,6 +328,7 @@ def prefill_scratch_bytes(tokens: int, stored: int, num_heads: int, batch: int) 
 def prefill(
     q: jax.Array,
     k: jax.Array,
+    k_pe: jax.Array | None,
     v: jax.Array,
     cu_q_lens: jax.Array,
     cu_kv_lens: jax.Array,
@@ -343,8 +344,9 @@ def prefill(
 ) -> tuple[jax.Array, jax.Array]:
     """q [T, H, 192], k [S, H, 192], v [S, H, 128 or 256], key_mask [ceil(S / 32)] uint32 -> out [T, H, 128], lse.
 
-    v may be KernelValues' tiles [ceil(S / 16), H, 128, 16]. scales: of q, k and v. carry: out and lse in fp32, aliased
-    with the results, which are then out_dtype float32.
+    Beside k_pe [S, 64 or 576], k is [S, H, 128 or 256], of which the first 128 columns are a key's nope part. v may be
+    KernelValues' tiles [ceil(S / 16), H, 128, 16]. scales: of q, k and v. carry: out and lse in fp32, aliased with the
+    results, which are then out_dtype float32.
     """
     tokens, num_heads, _ = q.shape
     only_8_bits = q.dtype == v.dtype == jnp.float8_e4m3fn and v.ndim == 3  # what gfx950 alone has a kernel for
@@ -359,6 +361,7 @@ def prefill(
     inputs = (
         q,
         k,
+        jnp.zeros((0,), k.dtype) if k_pe is None else k_pe,
         v,
         cu_q_lens,
         cu_kv_lens,

@@ -1,6 +1,6 @@
 """The chunked-context scan: new tokens attend to a long cached context, one workspace of it at a time.
 
-Each chunk of the context is gathered from the paged cache, up-projected, packed and attended to; the partial results
+Each chunk of the context is gathered from the paged cache, up-projected and attended to in place; the partial results
 are merged by their log-sum-exps into an fp32 carry. That start (out 0, lse -inf) makes first touch, continuation and
 requests without context the same merge.
 """
@@ -18,7 +18,6 @@ import numpy as np
 
 from jax_mla import _checks, _ffi, dispatch, reference
 from jax_mla.dispatch import Choice
-from jax_mla.pack import pack_kv
 from jax_mla.prefill import mla_prefill
 from jax_mla.reference import ContextPlan
 
@@ -159,9 +158,10 @@ def mla_context(
     (out [T, H, 128], lse [T, H]) in fp32, into which the result is merged.
 
     Memory, beside operands and results, whatever the length of the context: with W = plan.workspace_tokens, a workspace
-    of latents [W, 576] in the weights' dtype, keys and values [W, H, 192 + 256] in q's, and the fp32 carry.
+    of latents [W, 576] in the weights' dtype, keys and values [W, H, 256] in q's, and the fp32 carry. A kernel that
+    takes whole keys alone (`mla_prefill`) adds those, [W, H, 192].
 
-    implementation: of the gather; packing and attention take their best. "xla" is the reference throughout.
+    implementation: of the gather; the attention takes its best. "xla" is the reference throughout.
 
     Returns out [T, H, 128] in q's dtype (fp32 with a carry) and lse [T, H] fp32, natural: merge them with the attention
     of the new tokens to themselves, or give them to `mla_prefill` as its carry. A request without context has out 0 and
@@ -256,9 +256,9 @@ def _scan(call: _Call, q, cache, page_table, plan: ContextPlan, w_kv_b, cu_q_len
         _checks.shape("w_kv_b(latents)", kv_up, (plan.workspace_tokens, num_heads, 2 * _checks.NOPE))
         _checks.dtype("w_kv_b(latents)", kv_up, _checks.FLOATS)
         kv_up = kv_up.astype(q.dtype)
-        k = pack_kv(kv_up, rope.astype(q.dtype))
+        keys = kv_up, rope.astype(q.dtype)
         return mla_prefill(
-            q, k, kv_up, cu_q_lens, cu_kv_lens[chunk], causal=False, scale=call.scale, value_offset=_checks.NOPE,
+            q, keys, kv_up, cu_q_lens, cu_kv_lens[chunk], causal=False, scale=call.scale, value_offset=_checks.NOPE,
             carry=carry,
         )  # fmt: skip
 

@@ -34,8 +34,8 @@ class Capability:
     cache updates and packing: of the input and of the result; for prefill: of queries and keys, and of values).
     planner_heads, reducer_heads: counts that each takes. tile_rows: (query, head) rows that a tile may have. max_q_len:
     query tokens a sequence, None = any. page_sizes: tokens a page, None = any. positive_scale: the scale of the scores
-    has to be above 0. by_name: chosen by its variant's name alone, as in implementation="cuda:sm90", since it has not
-    passed its tests on hardware yet.
+    has to be above 0. key_parts: prefill takes a key's nope and rope part apart too. by_name: chosen by its variant's
+    name alone, as in implementation="cuda:sm90", since it has not passed its tests on hardware yet.
     """
 
     operation: str
@@ -50,6 +50,7 @@ class Capability:
     max_q_len: int | None = None
     page_sizes: HeadCounts | None = None
     positive_scale: bool = False
+    key_parts: bool = False
     by_name: bool = False
 
     @property

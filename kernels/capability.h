@@ -37,6 +37,7 @@ struct Capability {
   int32_t max_q_len;                   // 0: any
   std::vector<Range> page_sizes = {};  // empty: any
   bool positive_scale = false;         // the scale of the scores has to be above 0
+  bool key_parts = false;              // prefill takes a key's nope and rope part apart too
   bool by_name = false;                // chosen by its variant's name alone: its tests have not passed on hardware yet
 };
 

@@ -180,7 +180,13 @@ struct MergeStatesParams {
 
 struct PrefillParams {
   const void* q;              // [T, H, 192] in dtype
-  const void* k;              // [S, H, 192] in dtype
+  const void* k;              // row (s, h) starts (s * H + h) * k_stride elements on, in dtype: 128 columns of nope,
+                              // then, where k_pe is null, 64 of rope
+  const void* k_pe;           // null, or rope keys of all heads in dtype: row s starts k_pe_offset + s * k_pe_stride
+                              // elements on, R long
+  int64_t k_stride;           // 192; beside a k_pe 128, or 256 in a whole up-projection
+  int64_t k_pe_stride;        // R, or D for gathered latent rows
+  int64_t k_pe_offset;        // 0, or L
   const void* v;              // row (s, h) starts v_offset + (s * H + h) * v_stride elements, 128 long, in v_dtype;
                               // or, where v_tiled, [ceil(S / 16), H, 128, 16] as kValueTile says
   int64_t v_stride;           // 128, or 256 in a whole up-projection

@@ -413,8 +413,8 @@ def test_masked_keys(implementation):
     k, v = (np.where(seen[:, None, None], x, np.array(np.nan, x.dtype)) for x in (k, v))
     choice = explain(OPERATION, implementation=implementation, target=implementation.partition(":")[0])
     got = jax.jit(
-        lambda *operands: _ffi.prefill(
-            *operands, jnp.asarray(mask), (None,) * 3, None, value_offset=0, scale=SCALE, causal=False,
+        lambda q, k, v, *cu: _ffi.prefill(
+            q, k, None, v, *cu, jnp.asarray(mask), (None,) * 3, None, value_offset=0, scale=SCALE, causal=False,
             variant=choice.variant, out_dtype=q.dtype,
         )
     )(q, k, v, *cu)  # fmt: skip

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from jax_mla.reference.attend import NOPE, attend, einsum, multiply, request_of, result_dtype
+from jax_mla.reference.attend import NOPE, ROPE, attend, einsum, multiply, request_of, result_dtype
 from jax_mla.reference.decode import empty_rows
 from jax_mla.reference.merge import merge_states
 
@@ -43,9 +43,18 @@ def attend_ragged(
     return jax.lax.map(one_query, (q, query_request, query_limit), batch_size=_QUERY_BLOCK)
 
 
+def whole_keys(nope: jax.Array, k_pe: jax.Array) -> jax.Array:
+    """[S, H, 192] of nope parts [S, H, 128] or an up-projection [S, H, 256], and k_pe [S, 64] or latent rows [S, 576].
+
+    As `pack_kv`'s keys, and with a derivative.
+    """
+    rope = jnp.broadcast_to(k_pe[:, None, -ROPE:], (*nope.shape[:2], ROPE))
+    return jnp.concatenate([nope[..., :NOPE], rope], axis=-1)
+
+
 def mla_prefill(
     q: jax.Array,
-    k: jax.Array,
+    k: jax.Array | tuple[jax.Array, jax.Array],
     v: jax.Array,
     cu_q_lens: jax.Array,
     cu_kv_lens: jax.Array,
@@ -61,6 +70,8 @@ def mla_prefill(
     out_dtype=None,
 ) -> tuple[jax.Array, jax.Array]:
     """out [T, H, 128] and lse [T, H]; with a `carry` (out, lse) both come merged into it, in its dtype."""
+    if isinstance(k, tuple):
+        k = whole_keys(*k)
     tokens, stored = q.shape[0], k.shape[0]
     query_request, query_index = request_of(jnp.arange(tokens, dtype=jnp.int32), cu_q_lens)
     key_request, key_index = request_of(jnp.arange(stored, dtype=jnp.int32), cu_kv_lens)

@@ -57,6 +57,7 @@ std::vector<Capability> capabilities() {
     if (!cpu::runs_here(isa)) continue;
     for (const Pair& pair : kSamePairs) {
       rows.push_back({"mla_prefill", cpu::name_of(isa), kArchitecture, pair.first, pair.second, {}, {}, {}, 0});
+      rows.back().key_parts = true;
     }
   }
   // One entry whatever the machine runs: these wait for memory more than they compute.

@@ -31,6 +31,13 @@ Capability sparse_row(const char* q_dtype, const char* cache_dtype) {
   return sparse;
 }
 
+// Whole keys and keys in parts.
+Capability prefill_row(const char* dtype) {
+  Capability prefill = row("mla_prefill", dtype, dtype);
+  prefill.key_parts = true;
+  return prefill;
+}
+
 #if defined(JAX_MLA_SM90)
 // sm_90a's instructions are of compute capability 9.0 alone.
 Capability sm90_row(const char* dtype) {
@@ -58,11 +65,9 @@ Capability sm90_sparse_row(const char* q_dtype, const char* cache_dtype) {
   return sparse;
 }
 
-Capability sm90_prefill_row(const char* dtype, const char* v_dtype, bool positive_scale) {
-  Capability prefill = row("mla_prefill", dtype, v_dtype);
+Capability sm90_prefill_row(Capability prefill) {
   prefill.variant = "sm90";
   prefill.architecture = "sm_90";
-  prefill.positive_scale = positive_scale;
   return prefill;
 }
 #endif
@@ -73,8 +78,13 @@ std::vector<Capability> capabilities() {
   std::vector<Capability> rows;
   // The first row that can serve a call does.
 #if defined(JAX_MLA_SM90)
-  for (const char* dtype : {kBF16, kF16}) rows.push_back(sm90_prefill_row(dtype, dtype, true));
-  for (const char* v_dtype : {kBF16, kKernelValues}) rows.push_back(sm90_prefill_row(kE4M3FN, v_dtype, false));
+  for (const char* dtype : {kBF16, kF16}) {
+    rows.push_back(sm90_prefill_row(prefill_row(dtype)));
+    rows.back().positive_scale = true;
+  }
+  for (const char* v_dtype : {kBF16, kKernelValues}) {
+    rows.push_back(sm90_prefill_row(row("mla_prefill", kE4M3FN, v_dtype)));
+  }
   rows.push_back(sm90_row(kBF16));
   rows.push_back(sm90_row(kF16));
   for (const char* q_dtype : {kBF16, kF16, kE4M3FN}) rows.push_back(sm90_fp8_row(q_dtype));
@@ -83,7 +93,7 @@ std::vector<Capability> capabilities() {
   rows.push_back(sm90_sparse_row(kBF16, kDsMla));
   rows.back().tile_rows.assign(std::begin(sparse_sm90::kDsMlaTileSizes), std::end(sparse_sm90::kDsMlaTileSizes));
 #endif
-  for (const char* dtype : {kBF16, kF16}) rows.push_back(row("mla_prefill", dtype, dtype));
+  for (const char* dtype : {kBF16, kF16}) rows.push_back(prefill_row(dtype));
   rows.push_back(decode_row(kBF16, kBF16));
   rows.push_back(decode_row(kF16, kF16));
   for (const char* q_dtype : {kBF16, kF16, kE4M3FN}) rows.push_back(decode_row(q_dtype, kE4M3FN));

@@ -30,8 +30,9 @@ struct PrefillShapes {
   bool causal = true;
   bool merge = false;
   bool key_mask = false;
-  bool whole_values = false;  // in place in the up-projection
-  bool bad_values = false;    // some values of keys that are seen are not finite
+  bool whole_values = false;               // in place in the up-projection
+  bool bad_values = false;                 // some values of keys that are seen are not finite
+  int32_t nope_width = 0, rope_width = 0;  // keys in parts: of an array of nope parts, and of rope keys
   std::vector<int32_t> q_lens = {200};
   std::vector<int32_t> kv_lens = {200};
   int32_t q_gap = 0, kv_gap = 0;  // tokens in front of the first request that none owns, and as many behind the last
@@ -56,8 +57,9 @@ struct PrefillShapes {
                     std::to_string(scale) + ", scales " + std::to_string(q_scale) + " " + std::to_string(k_scale) +
                     " " + std::to_string(v_scale) + (causal ? ", causal" : ", full") + (merge ? ", merge" : "") +
                     (key_mask ? ", key mask" : "") + (whole_values ? ", whole values" : "") +
-                    (bad_values ? ", bad values" : "") + ", gaps " + std::to_string(q_gap) + " " +
-                    std::to_string(kv_gap) + ", queries/keys";
+                    (bad_values ? ", bad values" : "") + ", parts " + std::to_string(nope_width) + " " +
+                    std::to_string(rope_width) + ", gaps " + std::to_string(q_gap) + " " + std::to_string(kv_gap) +
+                    ", queries/keys";
     for (size_t b = 0; b < q_lens.size() && b < 12; ++b) {
       s += " " + std::to_string(q_lens[b]) + "/" + std::to_string(kv_lens[b]);
     }
@@ -91,6 +93,22 @@ __global__ void spoil_kernel(PrefillParams p, Key* q, Key* k, Value* v, bool bad
     const bool bad = bad_values && is_bad(seed, row / p.heads, static_cast<int32_t>(row % p.heads));
     const Value value = from_float<Value>(!seen || row % 2 == 0 ? NAN : INFINITY);
     for (int c = 0; c < kNope && (bad || !seen); ++c) v[p.v_offset + row * p.v_stride + c] = value;
+  }
+}
+
+// Keys in parts, by a thread a row; all heads of a token get head 0's rope key.
+template <class Key>
+__global__ void part_keys_kernel(PrefillParams p, Key* k, Key* nope, Key* k_pe) {
+  const int64_t row = int64_t{blockIdx.x} * blockDim.x + threadIdx.x, token = row / p.heads;
+  if (token >= p.stored) return;
+  for (int c = 0; c < kNope; ++c) nope[row * p.k_stride + c] = k[row * kHeadDim + c];
+  for (int c = 0; c < kRope; ++c) {
+    const Key rope = k[token * p.heads * kHeadDim + kNope + c];
+    if (row % p.heads == 0) {
+      k_pe[p.k_pe_offset + token * p.k_pe_stride + c] = rope;
+    } else {
+      k[row * kHeadDim + kNope + c] = rope;
+    }
   }
 }
 
@@ -296,6 +314,16 @@ class PrefillCase {
     check(prefill(p_, device()));
   }
 
+  // With whole keys, whatever the shapes say.
+  void run_whole() {
+    const PrefillParams given = p_;
+    p_.k = k_.data();
+    p_.k_pe = nullptr;
+    p_.k_stride = kHeadDim;
+    run();
+    p_ = given;
+  }
+
   std::vector<uint8_t> out() const { return out_.download(); }
   std::vector<float> lse() const { return lse_.download(); }
 
@@ -325,7 +353,8 @@ class PrefillCase {
     Array<float2> errors(rows);
     const float* before_out = shapes_.merge ? reinterpret_cast<const float*>(carried_out.data()) : nullptr;
     const float* before_lse = shapes_.merge ? carried_lse.data() : nullptr;
-    PrefillParams plain = p_;  // the oracle's values are not in tiles
+    PrefillParams plain = p_;  // the oracle's keys are whole, and its values are not in tiles
+    plain.k = k_.data();
     plain.v = v_.data();
     with_elements(shapes_.variant, [&](auto key, auto value) {
       LaunchShape shape;
@@ -381,12 +410,14 @@ class PrefillCase {
     Value* v = make(Value{}, v_, keys * p_.v_stride, shapes_.seed + 3);
     p_.q = q;
     p_.k = k;
+    p_.k_stride = kHeadDim;
     p_.v = v;
     const int64_t rows = std::max(queries, keys);
     if (rows > 0) {
       check(launch("spoiling", (spoil_kernel<Key, Value>), grid_of(rows), device(), p_, q, k, v, shapes_.bad_values,
                    shapes_.seed));
     }
+    if (shapes_.nope_width != 0) part_keys(k, v);
     if (!shapes_.variant.tiled) return;
     const int64_t tiled = (p_.stored + kValueTile - 1) / kValueTile * kValueTile * p_.heads * kNope;
     tiles_ = Array<uint8_t>(tiled);
@@ -396,9 +427,28 @@ class PrefillCase {
                  reinterpret_cast<E4M3FN*>(tiles_.data()), tiled));
   }
 
+  // Amid NaN, or in the up-projection beside the values where there is one.
+  template <class Key, class Value>
+  void part_keys(Key* k, Value* v) {
+    const bool in_place = shapes_.nope_width == 2 * kNope && shapes_.whole_values;
+    nope_ = Array<uint8_t>(in_place ? 0 : p_.stored * p_.heads * shapes_.nope_width * sizeof(Key));
+    k_pe_ = Array<uint8_t>(p_.stored * shapes_.rope_width * sizeof(Key));
+    nope_.poison();
+    k_pe_.poison();
+    auto* nope = in_place ? reinterpret_cast<Key*>(v) : reinterpret_cast<Key*>(nope_.data());
+    auto* k_pe = reinterpret_cast<Key*>(k_pe_.data());
+    p_.k = nope;
+    p_.k_stride = shapes_.nope_width;
+    p_.k_pe = k_pe;
+    p_.k_pe_stride = shapes_.rope_width;
+    p_.k_pe_offset = shapes_.rope_width - kRope;
+    const int64_t keys = p_.stored * p_.heads;
+    if (keys > 0) check(launch("parting", part_keys_kernel<Key>, grid_of(keys), device(), p_, k, nope, k_pe));
+  }
+
   PrefillShapes shapes_;
   PrefillParams p_{};
-  Array<uint8_t> q_, k_, v_, tiles_, out_;
+  Array<uint8_t> q_, k_, nope_, k_pe_, v_, tiles_, out_;
   Array<float> lse_, q_scale_, k_scale_, v_scale_;
   Array<int32_t> cu_q_lens_, cu_kv_lens_;
   Array<uint32_t> key_mask_;

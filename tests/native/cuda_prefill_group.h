@@ -44,6 +44,10 @@ inline PrefillShapes random_prefill(const PrefillVariant& variant, Random& rando
   s.key_mask = pick(random, 0, 2) == 0;
   s.whole_values = pick(random, 0, 1);
   s.bad_values = pick(random, 0, 3) == 0;
+  if (!variant.fp8() && pick(random, 0, 1)) {
+    s.nope_width = pick(random, 0, 1) ? kNope : 2 * kNope;
+    s.rope_width = pick(random, 0, 1) ? kRope : kWidth;
+  }
   s.heads = pick(random, 0, 1) ? 24 : pick(random, 1, quick ? 8 : 128);
   s.q_gap = pick(random, 0, 2) ? 0 : pick(random, 1, 200);
   s.kv_gap = pick(random, 0, 2) ? 0 : pick(random, 1, 200);
@@ -75,14 +79,21 @@ inline PrefillShapes random_prefill(const PrefillVariant& variant, Random& rando
   return s;
 }
 
+// Keys in parts give the bits of whole ones.
 inline std::string prefill_group(const PrefillVariant& variant, bool quick) {
   Random random(17);
   const int count = quick ? 8 : 150;
   double worst = 0;
   for (int i = 0; i < count; ++i) {
-    PrefillCase problem(random_prefill(variant, random, quick));
+    const PrefillShapes s = random_prefill(variant, random, quick);
+    PrefillCase problem(s);
     problem.run();
     worst = std::max(worst, problem.verify());
+    if (s.nope_width == 0) continue;
+    const std::vector<uint8_t> out = problem.out();
+    const std::vector<float> lse = problem.lse();
+    problem.run_whole();
+    require(problem.out() == out && same_bits(problem.lse(), lse), "keys in parts give other bits; " + s.text());
   }
   char text[64];
   std::snprintf(text, sizeof(text), "%d calls, worst error %.1e", count, worst);
@@ -119,6 +130,11 @@ inline std::string prefill_long_group(const PrefillVariant& variant, bool quick)
   s.kv_lens = {300};
   s.kv_gap = 90000;
   verify(s);
+  if (!variant.fp8()) {
+    s.nope_width = 2 * kNope;
+    s.rope_width = kWidth;
+    verify(s);
+  }
   char text[64];
   std::snprintf(text, sizeof(text), "worst error %.1e", worst);
   return text;
@@ -190,6 +206,9 @@ inline std::string prefill_refusals_group(const PrefillVariant& variant, bool) {
   p = problem.params();
   p.out_dtype = DType::kF32;
   refuses("writes", p);
+  p = problem.params();
+  p.k_pe = p.k;
+  if (variant.fp8()) refuses("takes keys as one array", p);
   const Array<float> v_scale(std::vector<float>{2});
   p = problem.params();
   p.v_scale = v_scale.data();

@@ -11,11 +11,13 @@ namespace mla::test {
 struct PrefillCell {
   int32_t batch, queries, keys, heads;  // of each request
   bool causal;
+  bool in_parts = false;  // keys in place in the up-projection, beside rope keys
 };
 
 constexpr PrefillCell kPrefillCells[] = {
-    {1, 8192, 8192, 24, true},   {1, 8192, 8192, 128, true}, {4, 2048, 2048, 24, true},  {1, 32768, 32768, 24, true},
-    {1, 2048, 65536, 24, false}, {1, 2048, 65536, 24, true}, {1, 8192, 8192, 24, false}, {64, 128, 128, 24, true},
+    {1, 8192, 8192, 24, true},   {1, 8192, 8192, 128, true},  {4, 2048, 2048, 24, true},
+    {1, 32768, 32768, 24, true}, {1, 2048, 65536, 24, false}, {1, 2048, 65536, 24, true},
+    {1, 8192, 8192, 24, false},  {64, 128, 128, 24, true},    {1, 2048, 65536, 24, false, /*in_parts=*/true},
 };
 
 struct Times {
@@ -71,11 +73,16 @@ inline void time_prefill(const PrefillVariant& variant, const std::string& cells
   for (int number = 0; number < static_cast<int>(std::size(kPrefillCells)); ++number) {
     if (!is_listed(number, cells)) continue;
     const PrefillCell& cell = kPrefillCells[number];
+    if (cell.in_parts && variant.fp8()) continue;
     PrefillShapes shapes;
     shapes.variant = variant;
     shapes.heads = cell.heads;
     shapes.causal = cell.causal;
     shapes.whole_values = true;
+    if (cell.in_parts) {
+      shapes.nope_width = 2 * kNope;
+      shapes.rope_width = kRope;
+    }
     shapes.q_lens.assign(cell.batch, cell.queries);
     shapes.kv_lens.assign(cell.batch, cell.keys);
     PrefillCase problem(shapes);
@@ -85,12 +92,11 @@ inline void time_prefill(const PrefillVariant& variant, const std::string& cells
     const double flops = 2.0 * (kHeadDim + kNope) * cell.batch * cell.heads * pairs;
     const Times times = time_under_power(flops < 1e12 ? 4 : 1, [&] { check(prefill(problem.params(), device())); });
     std::printf(
-        "%-8s %-11s %2d x %5d queries, %5d keys x %3d heads, %s: burst %8.1f us %6.1f TFLOP/s, sustained %8.1f us "
-        "%6.1f "
-        "TFLOP/s, error %.1e\n",
+        "%-8s %-11s %2d x %5d queries, %5d keys x %3d heads, %s%s: burst %8.1f us %6.1f TFLOP/s, sustained %8.1f us "
+        "%6.1f TFLOP/s, error %.1e\n",
         variant.name.c_str(), variant.dtypes().c_str(), cell.batch, cell.queries, cell.keys, cell.heads,
-        cell.causal ? "causal" : "full  ", times.burst, flops / times.burst * 1e-6, times.sustained,
-        flops / times.sustained * 1e-6, error);
+        cell.causal ? "causal" : "full  ", cell.in_parts ? ", keys in parts" : "", times.burst,
+        flops / times.burst * 1e-6, times.sustained, flops / times.sustained * 1e-6, error);
     std::fflush(stdout);
   }
 }

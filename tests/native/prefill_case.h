@@ -15,6 +15,7 @@ struct PrefillShape {
   bool tiled = false;  // values lie as kValueTile says
   int heads = 2;
   bool causal = true, merge = false, key_mask = false, whole_values = false;
+  int nope_width = 0, rope_width = 0;  // keys in parts: of an array of nope parts, and of rope keys
   std::vector<int> q_lens, kv_lens;
   int q_gap = 0, kv_gap = 0;  // tokens in front of the first request that none owns, and so many behind the last
 
@@ -25,10 +26,10 @@ struct PrefillShape {
     }
     const std::string types =
         std::string(test::name_of(type)) + " " + test::name_of(value_type) + (tiled ? " tiled" : "");
-    char line[128];
-    std::snprintf(line, sizeof(line), "%s heads %d gaps %d %d%s%s%s%s, queries/keys", types.c_str(), heads, q_gap,
-                  kv_gap, causal ? " causal" : "", merge ? " merge" : "", key_mask ? " key_mask" : "",
-                  whole_values ? " whole_values" : "");
+    char line[160];
+    std::snprintf(line, sizeof(line), "%s heads %d gaps %d %d%s%s%s%s parts %d %d, queries/keys", types.c_str(), heads,
+                  q_gap, kv_gap, causal ? " causal" : "", merge ? " merge" : "", key_mask ? " key_mask" : "",
+                  whole_values ? " whole_values" : "", nope_width, rope_width);
     return line + lens;
   }
 };
@@ -58,6 +59,7 @@ class PrefillCase {
     q.fill_random(random, 0, q.count());
     k.fill_random(random, 0, k.count());
     v.fill_random(random, 0, v.count());
+    if (in_parts()) share_rope();
     if (s.key_mask) {
       const bool often = pick(random, 0, 1) == 1;
       for (int i = 0; i < (stored + 31) / 32; ++i) {
@@ -77,6 +79,7 @@ class PrefillCase {
   DType result_type() const { return is_fp8(shape.type) ? DType::kBF16 : shape.type; }
   int64_t value_stride() const { return shape.whole_values ? 2 * kNope : kNope; }
   int64_t value_offset() const { return shape.whole_values ? kNope : 0; }
+  bool in_parts() const { return shape.nope_width != 0; }
   bool masked(int32_t key) const { return shape.key_mask && !(key_mask[key / 32] >> key % 32 & 1); }
 
   void spoil_key(int32_t key) {
@@ -96,8 +99,7 @@ class PrefillCase {
     out = Array(shape.merge ? DType::kF32 : result_type(), rows * kNope);
     lse.assign(rows, kNaN);
     out.fill_nan();
-    if (!shape.merge) return;
-    for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t row = 0; row < rows && shape.merge; ++row) {
       const int kind = pick(random, 0, 5);
       lse[row] = kind == 0 ? -kInfinity : kind == 1 ? kInfinity : kind == 2 ? kNaN : 0.01f * pick(random, -300, 600);
       if (kind > 2) out.fill_random(random, row * kNope, (row + 1) * kNope);  // of an empty side NaN
@@ -106,11 +108,31 @@ class PrefillCase {
     carried_lse_ = lse;
   }
 
+  // As prepared.
+  void restore() {
+    out = carried_out_;
+    lse = carried_lse_;
+  }
+
+  // With whole keys, whatever the shape says.
+  PrefillParams whole_params() {
+    PrefillParams p = params();
+    p.k = k.data();
+    p.k_pe = nullptr;
+    p.k_stride = kHeadDim;
+    return p;
+  }
+
   PrefillParams params() {
     if (shape.tiled) tile_values();
+    if (in_parts()) part_keys();
     PrefillParams p{};
     p.q = q.data();
-    p.k = k.data();
+    p.k = !in_parts() ? k.data() : is_up_projection() ? v.data() : nope_.data();
+    p.k_pe = in_parts() ? k_pe_.data() : nullptr;
+    p.k_stride = in_parts() ? shape.nope_width : kHeadDim;
+    p.k_pe_stride = shape.rope_width;
+    p.k_pe_offset = shape.rope_width - kRope;
     p.v = shape.tiled ? tiles_.data() : v.data();
     p.v_stride = value_stride();
     p.v_offset = value_offset();
@@ -158,6 +180,31 @@ class PrefillCase {
   }
 
  private:
+  // Nope parts and values lie side by side.
+  bool is_up_projection() const { return shape.nope_width == 2 * kNope && shape.whole_values; }
+
+  // Head 0's rope keys become those of all heads.
+  void share_rope() {
+    for (int64_t row = 0; row < int64_t{stored} * shape.heads; ++row) {
+      const int64_t first = row / shape.heads * shape.heads;
+      for (int c = kNope; c < kHeadDim; ++c) k.set_code(row * kHeadDim + c, k.code(first * kHeadDim + c));
+    }
+  }
+
+  // The same keys in parts, amid NaN.
+  void part_keys() {
+    nope_ = Array(shape.type, int64_t{stored} * shape.heads * shape.nope_width);
+    k_pe_ = Array(shape.type, int64_t{stored} * shape.rope_width);
+    nope_.fill_nan();
+    k_pe_.fill_nan();
+    Array& nope = is_up_projection() ? v : nope_;
+    for (int64_t row = 0; row < int64_t{stored} * shape.heads; ++row) {
+      for (int c = 0; c < kNope; ++c) nope.set_code(row * shape.nope_width + c, k.code(row * kHeadDim + c));
+      const int64_t rope = (row / shape.heads + 1) * shape.rope_width - kHeadDim;
+      for (int c = kNope; c < kHeadDim; ++c) k_pe_.set_code(rope + c, k.code(row * kHeadDim + c));
+    }
+  }
+
   void tile_values() {
     constexpr int kOrder[kValueTile] = {0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15};
     const int tiles = (stored + kValueTile - 1) / kValueTile;
@@ -170,7 +217,7 @@ class PrefillCase {
     }
   }
 
-  Array tiles_;
+  Array tiles_, nope_, k_pe_;
   Array carried_out_;
   Buffer<float> carried_lse_;
 

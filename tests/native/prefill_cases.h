@@ -10,7 +10,7 @@ struct PrefillTypes {
   bool tiled = false;
 };
 
-inline PrefillShape random_shape(Random& random, const std::vector<PrefillTypes>& types) {
+inline PrefillShape random_shape(Random& random, const std::vector<PrefillTypes>& types, bool key_parts) {
   PrefillShape s;
   const PrefillTypes chosen = types[pick(random, 0, static_cast<int>(types.size()) - 1)];
   s.type = chosen.keys;
@@ -20,6 +20,10 @@ inline PrefillShape random_shape(Random& random, const std::vector<PrefillTypes>
   s.merge = pick(random, 0, 2) == 0;
   s.key_mask = pick(random, 0, 2) == 0;
   s.whole_values = pick(random, 0, 1) == 1;
+  if (key_parts && pick(random, 0, 1) == 1) {
+    s.nope_width = choose(random, {kNope, 2 * kNope});
+    s.rope_width = choose(random, {kRope, kWidth});
+  }
   s.q_gap = choose(random, {0, 0, 3});
   s.kv_gap = choose(random, {0, 0, 5});
   const bool many = pick(random, 0, 3) == 0;  // short requests, so that the roles are tiles apart
@@ -46,6 +50,7 @@ struct PrefillCases {
   void (*run)(const PrefillParams& params, Random& random);
   bool any_scale = false;  // negative ones and 0 too
   std::vector<PrefillTypes> types = {{DType::kBF16, DType::kBF16}, {DType::kF16, DType::kF16}};
+  bool key_parts = false;  // the kernel takes them, beside whole keys
 
   // Whatever the lengths say, accesses stay in the arrays. (A run ends, and AddressSanitizer would see one outside.)
   void run_astray(PrefillCase& problem, Random& random) const {
@@ -62,13 +67,25 @@ struct PrefillCases {
     run(problem.params(), random);
     const std::string wrong = problem.compare(problem.out_tolerance(), problem.lse_tolerance(), worst);
     report.expect(wrong.empty(), wrong + " [" + problem.shape.text() + "]");
+    if (problem.in_parts()) check_whole(problem, random);
+  }
+
+  // Whole keys give the same bits.
+  void check_whole(PrefillCase& problem, Random& random) const {
+    const Array out = problem.out;
+    const Buffer<float> lse = problem.lse;
+    problem.restore();
+    run(problem.whole_params(), random);
+    const bool same =
+        problem.out.bytes == out.bytes && std::memcmp(problem.lse.data(), lse.data(), lse.size() * sizeof(float)) == 0;
+    report.expect(same, "keys in parts give other bits [" + problem.shape.text() + "]");
   }
 
   void run_all(int cases, int seed) const {
     Random random(static_cast<uint32_t>(seed));
     double worst = 0;
     for (int i = 0; i < cases; ++i) {
-      PrefillCase problem(random_shape(random, types), random);
+      PrefillCase problem(random_shape(random, types, key_parts), random);
       if (problem.tokens == 0) continue;
       if (pick(random, 0, 2) == 0) spoil_values(problem, random);
       if (pick(random, 0, 2) == 0) problem.scale = 1.0f;  // few keys have all the weight

@@ -22,6 +22,7 @@ struct PrefillShape {
   bool whole_values = false;  // inside an up-projection
   bool merge = false;
   bool masked = false;
+  int nope_width = 0, rope_width = 0;  // keys in parts: of an array of nope parts, and of rope keys
   float scale = 0.0722f;
 
   std::string text() const {
@@ -32,7 +33,7 @@ struct PrefillShape {
       text += " " + std::to_string(q_lens[b]) + "x" + std::to_string(kv_lens[b]);
     }
     return text + (causal ? " causal" : "") + (whole_values ? " whole" : "") + (merge ? " merge" : "") +
-           (masked ? " masked" : "");
+           (masked ? " masked" : "") + " parts " + std::to_string(nope_width) + " " + std::to_string(rope_width);
   }
 };
 
@@ -43,6 +44,7 @@ struct PrefillCase {
   int tokens = 0, stored = 0;
   int64_t v_stride = kNope, v_offset = 0;
   Array q, k, v, out, carry_out;
+  Array nope, k_pe;  // the keys once more, in parts
   Buffer<float> lse, carry_lse;
   Buffer<uint32_t> key_mask;
 
@@ -61,6 +63,7 @@ struct PrefillCase {
     v = Array(s.type, int64_t{stored} * s.heads * v_stride);
     q.fill_random(random, 0, int64_t{cu_q.back()} * s.heads * kHeadDim);
     k.fill_random(random, 0, int64_t{cu_kv.back()} * s.heads * kHeadDim);
+    if (in_parts()) share_rope();
     key_mask.assign((stored + 31) / 32, 0);
     for (int key = 0; key < stored; ++key) {
       const bool seen = !s.masked || pick(random, 0, 3) > 0;
@@ -83,10 +86,39 @@ struct PrefillCase {
     carry_lse = lse;
   }
 
+  bool in_parts() const { return shape.nope_width != 0; }
+
+  // Head 0's rope keys become those of all heads.
+  void share_rope() {
+    for (int64_t row = 0; row < int64_t{stored} * shape.heads; ++row) {
+      const int64_t first = row / shape.heads * shape.heads;
+      for (int c = kNope; c < kHeadDim; ++c) k.set_code(row * kHeadDim + c, k.code(first * kHeadDim + c));
+    }
+  }
+
+  // The same keys in parts, amid NaN; in the up-projection beside the values where there is one.
+  void part_keys(PrefillParams& p) {
+    nope = Array(shape.type, int64_t{stored} * shape.heads * shape.nope_width);
+    k_pe = Array(shape.type, int64_t{stored} * shape.rope_width);
+    Array& target = shape.nope_width == v_stride && shape.whole_values ? v : nope;
+    for (int64_t row = 0; row < int64_t{stored} * shape.heads; ++row) {
+      for (int c = 0; c < kNope; ++c) target.set_code(row * shape.nope_width + c, k.code(row * kHeadDim + c));
+      const int64_t rope = (row / shape.heads + 1) * shape.rope_width - kHeadDim;
+      for (int c = kNope; c < kHeadDim; ++c) k_pe.set_code(rope + c, k.code(row * kHeadDim + c));
+    }
+    p.k = target.data();
+    p.k_stride = shape.nope_width;
+    p.k_pe = k_pe.data();
+    p.k_pe_stride = shape.rope_width;
+    p.k_pe_offset = shape.rope_width - kRope;
+  }
+
   PrefillParams params() {
     PrefillParams p{};
     p.q = q.data();
     p.k = k.data();
+    p.k_stride = kHeadDim;
+    if (in_parts()) part_keys(p);
     p.v = v.data();
     p.v_stride = v_stride;
     p.v_offset = v_offset;
@@ -216,6 +248,10 @@ inline PrefillShape random_prefill(Random& random, int variant, DType type) {
   s.whole_values = pick(random, 0, 1) == 1;
   s.merge = pick(random, 0, 1) == 1;
   s.masked = pick(random, 0, 2) == 0;
+  if (pick(random, 0, 1) == 1) {
+    s.nope_width = choose(random, {kNope, 2 * kNope});
+    s.rope_width = choose(random, {kRope, kWidth});
+  }
   const int batch = pick(random, 1, 4);
   for (int b = 0; b < batch; ++b) {
     s.q_lens.push_back(choose(random, {0, 1, 2, pick(random, 0, 20), pick(random, 90, 200)}));
@@ -229,11 +265,23 @@ inline PrefillShape random_prefill(Random& random, int variant, DType type) {
   return s;
 }
 
+inline bool same_rows(const PrefillCase& a, int64_t a_row, const PrefillCase& b, int64_t b_row, int64_t rows) {
+  const int64_t bytes = kNope * size_of(a.out.type);
+  return std::memcmp(a.out.bytes.data() + a_row * bytes, b.out.bytes.data() + b_row * bytes, rows * bytes) == 0 &&
+         std::memcmp(a.lse.data() + a_row, b.lse.data() + b_row, rows * sizeof(float)) == 0;
+}
+
 inline void check_prefill(PrefillCase& problem, const Device& device, double* worst) {
   std::string error = problem.run(device);
   const DType type = problem.shape.type;
   if (error.empty()) error = problem.compare(prefill_tolerance(type), prefill_lse_tolerance(type), worst);
   report.expect(error.empty(), error + " [" + problem.shape.text() + "]");
+  if (!problem.in_parts()) return;
+  PrefillCase whole = problem;
+  whole.shape.nope_width = 0;
+  error = whole.run(device);
+  report.expect(error.empty() && same_rows(problem, 0, whole, 0, int64_t{problem.tokens} * problem.shape.heads),
+                "keys in parts give other bits: " + error + " [" + problem.shape.text() + "]");
 }
 
 inline void test_prefill_sweep(const Device& device) {
@@ -250,12 +298,6 @@ inline void test_prefill_sweep(const Device& device) {
       report.group(std::string("prefill ") + variants()[variant - 1] + " " + name_of(type), detail);
     }
   }
-}
-
-inline bool same_rows(const PrefillCase& a, int64_t a_row, const PrefillCase& b, int64_t b_row, int64_t rows) {
-  const int64_t bytes = kNope * size_of(a.out.type);
-  return std::memcmp(a.out.bytes.data() + a_row * bytes, b.out.bytes.data() + b_row * bytes, rows * bytes) == 0 &&
-         std::memcmp(a.lse.data() + a_row, b.lse.data() + b_row, rows * sizeof(float)) == 0;
 }
 
 // For any number of threads, again and again, and alone as beside others.

@@ -13,11 +13,13 @@ constexpr int32_t kPrefillTileRows = 96;
 constexpr int32_t kPrefillItemTiles = 6;  // at most, in one item
 
 struct PrefillItem {
-  const void* q;  // row r starts r * q_stride elements on
-  const void* k;  // key j starts j * k_stride elements on
-  const void* v;  // likewise with v_stride
+  const void* q;     // row r starts r * q_stride elements on
+  const void* nope;  // of key j starts j * nope_stride elements on
+  const void* rope;  // likewise with rope_stride
+  const void* v;     // likewise with v_stride
   int64_t q_stride;
-  int64_t k_stride;
+  int64_t nope_stride;
+  int64_t rope_stride;
   int64_t v_stride;
   const uint32_t* key_mask;  // null, or key j is bit first_key + j of it
   int64_t first_key;

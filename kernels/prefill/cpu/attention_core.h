@@ -177,12 +177,14 @@ template <typename A>
 inline Ahead ahead_of(const PrefillItem& item, int64_t first, int32_t keys) {
   Ahead ahead{};
   if (keys == 0) return ahead;
-  ahead.key_stride = item.k_stride * A::kBytes;
+  // Rope keys of an array of their own are few, and one head's are all heads'.
+  const bool rope_follows = item.rope == static_cast<const char*>(item.nope) + kNope * A::kBytes;
+  ahead.key_stride = item.nope_stride * A::kBytes;
   ahead.value_stride = item.v_stride * A::kBytes;
-  ahead.key = static_cast<const char*>(item.k) + first * ahead.key_stride;
+  ahead.key = static_cast<const char*>(item.nope) + first * ahead.key_stride;
   ahead.value = static_cast<const char*>(item.v) + first * ahead.value_stride;
   ahead.left = keys;
-  ahead.key_lines = kHeadDim * A::kBytes / 64;
+  ahead.key_lines = (rope_follows ? kHeadDim : kNope) * A::kBytes / 64;
   ahead.lines = ahead.key_lines + kNope * A::kBytes / 64;
   return ahead;
 }

@@ -12,6 +12,7 @@
 #include "kernels/cpu/scratch.h"
 #include "kernels/entry.h"
 #include "kernels/prefill/cpu/attention.h"
+#include "kernels/prefill/parts.h"
 
 namespace mla {
 namespace {
@@ -101,13 +102,20 @@ PrefillItem item_of(const PrefillParams& p, const Request& request, const Item& 
   const int64_t size = cpu::size_of(p.dtype);
   const int64_t first_row = work.first_tile * kPrefillTileRows;
   const int64_t row = (request.first_token + first_row) * p.heads + work.head;
-  const int64_t key = request.first_key * p.heads + work.head;
+  const auto first_key = [&](const ArrayPart& part) {
+    const int64_t start = part.offset + request.first_key * part.token_stride + work.head * part.head_stride;
+    return static_cast<const char*>(part.data) + start * size;
+  };
+  const ArrayPart nope = nope_part(p), rope = rope_part(p), value = value_part(p);
   PrefillItem item{};
   item.q = static_cast<const char*>(p.q) + row * kHeadDim * size;
-  item.k = static_cast<const char*>(p.k) + key * kHeadDim * size;
-  item.v = static_cast<const char*>(p.v) + (p.v_offset + key * p.v_stride) * size;
-  item.q_stride = item.k_stride = int64_t{p.heads} * kHeadDim;
-  item.v_stride = p.heads * p.v_stride;
+  item.nope = first_key(nope);
+  item.rope = first_key(rope);
+  item.v = first_key(value);
+  item.q_stride = int64_t{p.heads} * kHeadDim;
+  item.nope_stride = nope.token_stride;
+  item.rope_stride = rope.token_stride;
+  item.v_stride = value.token_stride;
   item.key_mask = p.key_mask;
   item.first_key = request.first_key;
   item.out = static_cast<char*>(p.out) + row * kNope * cpu::size_of(p.out_dtype);

@@ -31,7 +31,8 @@ inline void stage_queries(const PrefillItem& item, const Tile& tile) {
 
 // Where a block's keys or values lie; null past the last, and where nobody may see it.
 struct Sources {
-  const char* key[kBlockKeys];
+  const char* nope[kBlockKeys];
+  const char* rope[kBlockKeys];
   const char* value[kBlockKeys];
 };
 
@@ -45,9 +46,12 @@ inline void locate(const PrefillItem& item, int64_t first, W& w, Sources& source
       seen = (item.key_mask[bit / 32] >> bit % 32 & 1) != 0;
       w.whole &= seen;
     }
-    const int64_t key = first + j;
-    sources.key[j] = seen ? static_cast<const char*>(item.k) + key * item.k_stride * A::kBytes : nullptr;
-    sources.value[j] = seen ? static_cast<const char*>(item.v) + key * item.v_stride * A::kBytes : nullptr;
+    const auto row = [&](const void* rows, int64_t stride) {
+      return seen ? static_cast<const char*>(rows) + (first + j) * stride * A::kBytes : nullptr;
+    };
+    sources.nope[j] = row(item.nope, item.nope_stride);
+    sources.rope[j] = row(item.rope, item.rope_stride);
+    sources.value[j] = row(item.v, item.v_stride);
     w.position[j] = seen ? j : INT32_MAX;
   }
 }
@@ -55,12 +59,17 @@ inline void locate(const PrefillItem& item, int64_t first, W& w, Sources& source
 // Keys as [key][unit].
 template <typename A, typename W>
 inline void stage_keys(const Sources& sources, const W& w) {
-  for (int32_t j = 0; j < steps_end(w.count); ++j) {
-    typename A::Unit* const target = w.keys + j * W::kKeyUnits;
-    for (int64_t unit = 0; unit < W::kKeyUnits; unit += kLanes) {
-      const Int units = sources.key[j] == nullptr ? Int{} : A::units(sources.key[j], unit);
+  constexpr int64_t kNopeUnits = kNope / A::kPack;
+  const auto stage = [](const char* row, int64_t count, typename A::Unit* target) {
+    for (int64_t unit = 0; unit < count; unit += kLanes) {
+      const Int units = row == nullptr ? Int{} : A::units(row, unit);
       memcpy(target + unit, &units, sizeof(units));
     }
+  };
+  for (int32_t j = 0; j < steps_end(w.count); ++j) {
+    typename A::Unit* const target = w.keys + j * W::kKeyUnits;
+    stage(sources.nope[j], kNopeUnits, target);
+    stage(sources.rope[j], W::kKeyUnits - kNopeUnits, target + kNopeUnits);
   }
 }
 

@@ -4,6 +4,7 @@
 #include "kernels/cuda/element.cuh"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/prefill/generic/shape.h"
+#include "kernels/prefill/parts.h"
 
 namespace mla::generic_prefill {
 
@@ -62,11 +63,17 @@ class BlockLoader {
   __device__ __forceinline__ BlockLoader(const PrefillParams& p, const Tile& tile, int32_t keys)
       : keys_(keys), first_token_(threadIdx.x / kCopyLanes) {
     const int lane = threadIdx.x % kCopyLanes;
-    const int64_t first_row = int64_t{tile.kv_begin} * p.heads + tile.head;
-    key_ = static_cast<const unsigned char*>(p.k) + first_row * kKeyLine + lane * 16;
-    value_ = static_cast<const unsigned char*>(p.v) + (p.v_offset + first_row * p.v_stride) * 2 + lane * 16;
-    key_step_ = int64_t{p.heads} * kKeyLine;
-    value_step_ = p.heads * p.v_stride * 2;
+    const auto first_row = [&](const ArrayPart& part) {
+      const int64_t row = part.offset + tile.kv_begin * part.token_stride + tile.head * part.head_stride;
+      return static_cast<const unsigned char*>(part.data) + row * 2 + lane * 16;
+    };
+    const ArrayPart nope = nope_part(p), rope = rope_part(p), value = value_part(p);
+    nope_ = first_row(nope);
+    rope_ = first_row(rope);
+    value_ = first_row(value);
+    nope_step_ = nope.token_stride * 2;
+    rope_step_ = rope.token_stride * 2;
+    value_step_ = value.token_stride * 2;
     chunk_ = (lane ^ (first_token_ % 8)) << 4;
   }
 
@@ -82,9 +89,11 @@ class BlockLoader {
       const uint32_t key_line = stage + (at + first_token_) * kKeyLine + chunk_;
       const uint32_t value_line = stage + kValuesAt + (at + first_token_) * kValueLine + chunk_;
 #pragma unroll
-      for (int i = 0; i < kKeyLine; i += kCopyLanes * 16) {
-        ptx::cp_async_16(key_line + i, key_ + source * key_step_ + i, valid);
+      for (int i = 0; i < kNope * 2; i += kCopyLanes * 16) {
+        ptx::cp_async_16(key_line + i, nope_ + source * nope_step_ + i, valid);
       }
+      static_assert(kRope * 2 == kCopyLanes * 16);
+      ptx::cp_async_16(key_line + kNope * 2, rope_ + source * rope_step_, valid);
 #pragma unroll
       for (int i = 0; i < kValueLine; i += kCopyLanes * 16) {
         ptx::cp_async_16(value_line + i, value_ + source * value_step_ + i, valid);
@@ -93,9 +102,10 @@ class BlockLoader {
   }
 
  private:
-  const unsigned char* key_;  // of the request's first token
+  const unsigned char* nope_;  // of the request's first token
+  const unsigned char* rope_;
   const unsigned char* value_;
-  int64_t key_step_, value_step_;
+  int64_t nope_step_, rope_step_, value_step_;
   int32_t keys_;
   int first_token_;
   uint32_t chunk_;

@@ -28,6 +28,7 @@ Error check(const PrefillParams& p, const std::string& architecture) {
   if (p.variant != 0 && architecture != names[p.variant - 1]) {
     return "jax_mla: mla_prefill was called for " + std::string(names[p.variant - 1]) + " and runs on " + architecture;
   }
+  if (p.k_pe != nullptr) return "jax_mla: mla_prefill on AMD takes keys as one array, and has a k_pe";
   const bool fp8 = takes_fp8(p) && architecture == "gfx950";
   if (!fp8 && !takes_16_bits(p)) {
     return "jax_mla: mla_prefill on AMD takes bfloat16 and float16, and float8_e4m3fn on gfx950; this call has " +

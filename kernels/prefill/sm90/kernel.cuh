@@ -59,7 +59,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int warp = __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / 32, 0);
   if (threadIdx.x == 32 * kKeyWarp) {
     ptx::prefetch_tensor_map(&maps.queries);
-    ptx::prefetch_tensor_map(&maps.keys);
+    ptx::prefetch_tensor_map(&maps.nope);
+    ptx::prefetch_tensor_map(&maps.rope);
     if constexpr (!Format::kFp8Values) ptx::prefetch_tensor_map(&maps.values);
     init_barriers<Format::kStages>(control);
   }

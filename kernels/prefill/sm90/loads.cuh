@@ -111,6 +111,16 @@ __device__ __forceinline__ uint32_t range_word(int32_t begin, int32_t end, int i
   return low < high ? 0xFFFFFFFF << low & 0xFFFFFFFF >> (32 - high) : 0;
 }
 
+// A block of keys, by one thread: an arrival at `full`, and all its bytes. Their parts land as chunks side by side.
+template <class Format>
+__device__ __forceinline__ void copy_keys(const PrefillParams& p, const TensorMaps& maps, uint32_t shared,
+                                          int32_t first_key, int32_t head, uint32_t full, uint64_t policy) {
+  ptx::mbarrier_arrive_expect(full, Format::kKeyBytes);
+  ptx::copy_box(shared, &maps.nope, full, policy, 0, first_key, 0, head);
+  ptx::copy_box(shared + kNopeChunks * Format::kKeyChunkBytes, &maps.rope, full, policy, 0, first_key, 0,
+                p.k_pe == nullptr ? head : 0);
+}
+
 // A block of values, by one thread: an arrival at `full`, and all its bytes. What lies behind the array is zeros, or in
 // tiles stays as it was.
 template <class Format>
@@ -160,9 +170,8 @@ __device__ __forceinline__ void load_keys(const PrefillParams& p, const TensorMa
       sync();
       if (lane == 0) {
         const uint32_t full = barrier_at(barriers, offsetof(Control, key_full), slot);
-        ptx::mbarrier_arrive_expect(full, Format::kKeyBytes);
-        ptx::copy_box(memory + Format::kKeysAt + slot * Format::kKeyBytes, &maps.keys, full, policy, 0, first_key, 0,
-                      tile.head);
+        copy_keys<Format>(p, maps, memory + Format::kKeysAt + slot * Format::kKeyBytes, first_key, tile.head, full,
+                          policy);
       }
       ptx::mbarrier_wait(barrier_at(barriers, offsetof(Control, value_empty), slot), position.parity() ^ 1);
       if (kKeyMask && lane < 4) control.value_words[slot][lane] = word;

@@ -3,6 +3,7 @@
 
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/tensor_map.h"
+#include "kernels/prefill/parts.h"
 #include "kernels/prefill/sm90/grouping.h"
 #include "kernels/prefill/sm90/instance.h"
 
@@ -10,29 +11,34 @@ namespace mla {
 namespace sm90_prefill {
 namespace {
 
-// `stride`: elements from a head to the next. An array without tokens is described as one of a token, never fetched.
+// An array of rows of `chunks` chunks. One without tokens is described as one of a token, never fetched; one that all
+// heads share as one of a head.
 template <class Element>
-Error encode(CUtensorMap* map, const char* name, const void* data, DType dtype, int64_t tokens, int64_t stride,
-             int32_t chunks, int32_t box_tokens, const PrefillParams& p) {
-  const int64_t head_bytes = stride * sizeof(Element);
-  return encode_tensor_map(map, name, tokens > 0 ? data : p.q, dtype,
+Error encode(CUtensorMap* map, const char* name, const ArrayPart& part, DType dtype, int64_t tokens, int32_t chunks,
+             int32_t box_tokens, const PrefillParams& p) {
+  const void* const data = tokens > 0 ? static_cast<const Element*>(part.data) + part.offset : p.q;
+  const bool shared = part.head_stride == 0;
+  const int64_t token_bytes = part.token_stride * sizeof(Element), head_bytes = part.head_stride * sizeof(Element);
+  return encode_tensor_map(map, name, data, dtype,
                            {{kChunkColumns, 0, kChunkColumns},
-                            {tokens > 0 ? tokens : 1, p.heads * head_bytes, box_tokens},
+                            {tokens > 0 ? tokens : 1, token_bytes, box_tokens},
                             {chunks, kChunkColumns * sizeof(Element), chunks},
-                            {p.heads, head_bytes, 1}});
+                            {shared ? 1 : p.heads, shared ? token_bytes : head_bytes, 1}});
 }
 
 template <class Format>
 Error encode_arrays(TensorMaps* maps, const PrefillParams& p) {
   using Key = typename Format::Key;
   using Value = typename Format::Value;
-  Error error = encode<Key>(&maps->queries, "q", p.q, p.dtype, p.tokens, kHeadDim, kKeyChunks, kGroupQueries, p);
+  const ArrayPart queries{p.q, 0, int64_t{p.heads} * kHeadDim, kHeadDim};
+  Error error = encode<Key>(&maps->queries, "q", queries, p.dtype, p.tokens, kKeyChunks, kGroupQueries, p);
   if (!error.empty()) return error;
-  error = encode<Key>(&maps->keys, "k", p.k, p.dtype, p.stored, kHeadDim, kKeyChunks, kBlockKeys, p);
+  error = encode<Key>(&maps->nope, "k's nope part", nope_part(p), p.dtype, p.stored, kNopeChunks, kBlockKeys, p);
+  if (!error.empty()) return error;
+  error = encode<Key>(&maps->rope, "k's rope part", rope_part(p), p.dtype, p.stored, kRopeChunks, kBlockKeys, p);
   if (!error.empty()) return error;
   if (Format::kFp8Values) return {};
-  return encode<Value>(&maps->values, "v", static_cast<const Value*>(p.v) + p.v_offset, p.v_dtype, p.stored, p.v_stride,
-                       kValueChunks, kBlockKeys, p);
+  return encode<Value>(&maps->values, "v", value_part(p), p.v_dtype, p.stored, kValueChunks, kBlockKeys, p);
 }
 
 template <class Format>

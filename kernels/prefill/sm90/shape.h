@@ -37,6 +37,8 @@ constexpr int kBlockKeys = 128;  // keys of a step
 
 constexpr int kChunkColumns = 64;  // arrays lie in chunks of so many columns
 constexpr int kKeyChunks = kHeadDim / kChunkColumns;
+constexpr int kNopeChunks = kNope / kChunkColumns;
+constexpr int kRopeChunks = kRope / kChunkColumns;
 constexpr int kValueChunks = kNope / kChunkColumns;
 
 constexpr int kMostStages = 4;  // of Format::kStages
@@ -101,9 +103,10 @@ struct alignas(64) Control {
 
 constexpr int kTileReaders = kAttendWarps + 1 + kClearWarps;
 
-// Copy engine's view of the arrays, [column in chunk, token, chunk, head], the innermost axis first.
+// Copy engine's view of the arrays, [column in chunk, token, chunk, head], the innermost axis first. Keys come as their
+// parts. Rope keys that all heads share have an axis of one head.
 struct TensorMaps {
-  CUtensorMap queries, keys, values;
+  CUtensorMap queries, nope, rope, values;
 };
 
 // How tiles are dealt to CTAs; schedule.cuh has the rule.

@@ -37,7 +37,8 @@ int main(int argc, char** argv) {
   const int cases = argc > 1 ? std::atoi(argv[1]) : 40;
   const int seed = argc > 2 ? std::atoi(argv[2]) : 1;
   mla::emulator::machine.random.seed(static_cast<uint32_t>(seed));
-  const mla::test::PrefillCases all{"the generic prefill kernel, emulated", mla::test::run, /*any_scale=*/true};
+  mla::test::PrefillCases all{"the generic prefill kernel, emulated", mla::test::run, /*any_scale=*/true};
+  all.key_parts = true;
   all.run_all(cases, seed);
   return mla::test::report.clean() ? 0 : 1;
 }

@@ -4,6 +4,7 @@
 #define MLA_EMULATED sm90_prefill
 #include "kernels/prefill/sm90/kernel.cuh"
 // The kernel's headers come first, so that they find the emulator's vocabulary.
+#include "kernels/prefill/parts.h"
 #include "kernels/prefill/sm90/grouping.h"
 #include "kernels/prefill/sm90/limits.h"
 #include "tests/native/prefill_cases.h"
@@ -21,21 +22,24 @@ using emulator::machine;
 // As kernels/prefill/sm90/prefill.cu does.
 template <class Format>
 sm90_prefill::TensorMaps describe(const PrefillParams& p) {
-  using Value = typename Format::Value;
+  constexpr int32_t kKeySize = sizeof(typename Format::Key), kValueSize = sizeof(typename Format::Value);
   sm90_prefill::TensorMaps maps{};
-  const auto array = [&](CUtensorMap* map, const void* data, int32_t size, int64_t tokens, int64_t stride,
-                         int32_t chunks, int32_t box) {
-    emulator::describe(
-        map, data,
-        {{64, 0, 64}, {tokens, p.heads * stride * size, box}, {chunks, 64 * size, chunks}, {p.heads, stride * size, 1}},
-        size);
+  const auto array = [&](CUtensorMap* map, const ArrayPart& part, int32_t size, int64_t tokens, int32_t chunks,
+                         int32_t box) {
+    const int64_t token_bytes = part.token_stride * size, head_bytes = part.head_stride * size;
+    const bool shared = part.head_stride == 0;
+    emulator::describe(map, static_cast<const char*>(part.data) + part.offset * size,
+                       {{64, 0, 64},
+                        {tokens, token_bytes, box},
+                        {chunks, 64 * size, chunks},
+                        {shared ? 1 : p.heads, shared ? token_bytes : head_bytes, 1}},
+                       size);
   };
-  constexpr int32_t kKeySize = sizeof(typename Format::Key);
-  array(&maps.queries, p.q, kKeySize, p.tokens, kHeadDim, 3, sm90_prefill::kGroupQueries);
-  array(&maps.keys, p.k, kKeySize, p.stored, kHeadDim, 3, sm90_prefill::kBlockKeys);
-  if (Format::kFp8Values) return maps;
-  array(&maps.values, static_cast<const Value*>(p.v) + p.v_offset, sizeof(Value), p.stored, p.v_stride, 2,
-        sm90_prefill::kBlockKeys);
+  const ArrayPart queries{p.q, 0, int64_t{p.heads} * kHeadDim, kHeadDim};
+  array(&maps.queries, queries, kKeySize, p.tokens, 3, sm90_prefill::kGroupQueries);
+  array(&maps.nope, nope_part(p), kKeySize, p.stored, 2, sm90_prefill::kBlockKeys);
+  array(&maps.rope, rope_part(p), kKeySize, p.stored, 1, sm90_prefill::kBlockKeys);
+  if (!Format::kFp8Values) array(&maps.values, value_part(p), kValueSize, p.stored, 2, sm90_prefill::kBlockKeys);
   return maps;
 }
 
@@ -114,6 +118,7 @@ int main(int argc, char** argv) {
   const int seed = argc > 2 ? std::atoi(argv[2]) : 1;
   using mla::DType;
   mla::test::PrefillCases alike{"the Hopper prefill kernel, emulated", mla::test::run};
+  alike.key_parts = true;
   mla::test::PrefillCases mixed{"the same of e4m3fn with values in bf16", mla::test::run, /*any_scale=*/true};
   mixed.types = {{DType::kE4M3FN, DType::kBF16}};
   mla::test::PrefillCases tiled{"the same all in e4m3fn", mla::test::run, /*any_scale=*/true};
