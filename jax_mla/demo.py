@@ -110,7 +110,7 @@ def _run(arguments: argparse.Namespace, directory: Path, layers: list[int], head
     weights = [load_layer(directory, layer, config) for layer in layers]
     params = tuple(mla.absorb(weight, config) for weight in weights)
     print(f"\n{heads} heads ({num_heads} on {config.devices} device{'s' * (config.devices > 1)}, this one's share)")
-    for operation in ("mla_decode", "update_cache", "mla_prefill", "pack_kv"):
+    for operation in ("mla_decode", "update_cache", "mla_prefill"):
         name = arguments.implementation if operation == "mla_decode" else None
         print(f"  {operation:12} {explain(operation, num_heads=heads, implementation=name)}")
 

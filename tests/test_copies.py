@@ -22,9 +22,12 @@ def rows(*shape, dtype=jnp.bfloat16):
     return jax.ShapeDtypeStruct(shape, dtype)
 
 
-def prefill(name, *, carried):
+def prefill(name, *, carried, in_parts=False):
+    """in_parts: keys in the up-projection, beside gathered latent rows."""
     call = partial(mla_prefill, causal=True, scale=0.1, value_offset=128, implementation=name)
-    operands = rows(TOKENS, HEADS, 192), rows(TOKENS, HEADS, 192), rows(TOKENS, HEADS, 256), LENS, LENS
+    up_projection = rows(TOKENS, HEADS, 256)
+    keys = (up_projection, rows(TOKENS, _checks.WIDTH)) if in_parts else rows(TOKENS, HEADS, 192)
+    operands = rows(TOKENS, HEADS, 192), keys, up_projection, LENS, LENS
     if not carried:
         return jax.jit(call).lower(*operands)
     carry = rows(TOKENS, HEADS, 128, dtype=jnp.float32), rows(TOKENS, HEADS, dtype=jnp.float32)
@@ -47,6 +50,7 @@ def decode(name, *, in_parts):
 CALLS = {
     "prefill": ("mla_prefill", partial(prefill, carried=False)),
     "prefill with a carry": ("mla_prefill", partial(prefill, carried=True)),
+    "prefill of keys in parts": ("mla_prefill", partial(prefill, carried=False, in_parts=True)),
     "packing": ("pack_kv", packing),
     "decode": ("mla_decode", partial(decode, in_parts=False)),
     "decode in parts": ("mla_decode", partial(decode, in_parts=True)),

@@ -23,6 +23,7 @@ def tiled_values(tokens):
 
 
 FP8_KEYS = {"q": zeros(5, 4, 192, dtype=FP8), "k": zeros(7, 4, 192, dtype=FP8)}
+FP8_PARTS = zeros(7, 4, 256, dtype=FP8), zeros(7, 64, dtype=FP8)
 
 # A good call of each operation; the table below changes arguments of it.
 GOOD = {
@@ -193,6 +194,46 @@ BAD = [
     # prefill and context
     ("mla_prefill", {"q": zeros(5, 4, 128)}, NO, r"q has shape \[5, 4, 128\]; expected \[T, H, 192\]"),
     ("mla_prefill", {"k": zeros(7, 5, 192)}, NO, "k has shape"),
+    (
+        "mla_prefill",
+        {"k": [zeros(7, 4, 256)]},
+        NO,
+        r"k is a tuple of 1; expected one array, or the pair \(nope, k_pe\)",
+    ),
+    ("mla_prefill", {"k": (zeros(7, 4, 256),) * 3}, NO, "k is a tuple of 3"),
+    ("mla_prefill", {"k": (None, zeros(7, 64))}, NO, r"k\[0\] \(nope\) is a NoneType; expected an array"),
+    ("mla_prefill", {"k": (zeros(7, 4, 256), None)}, NO, r"k\[1\] \(k_pe\) is a NoneType"),
+    (
+        "mla_prefill",
+        {"k": (zeros(7, 4, 192), zeros(7, 64))},
+        NO,
+        r"k\[0\] \(nope\) has shape \[7, 4, 192\]; expected \[S",
+    ),
+    ("mla_prefill", {"k": (zeros(7, 5, 256), zeros(7, 64))}, NO, r"k\[0\] \(nope\) has shape \[7, 5, 256\]"),
+    ("mla_prefill", {"k": (zeros(7, 512), zeros(7, 64))}, NO, r"k\[0\] \(nope\) has shape \[7, 512\]"),
+    ("mla_prefill", {"k": (zeros(6, 4, 256), zeros(6, 64))}, NO, r"v has shape \[7, 4, 128\]; expected \[6, 4, 128\]"),
+    (
+        "mla_prefill",
+        {"k": (zeros(7, 4, 256), zeros(6, 64))},
+        NO,
+        r"k\[1\] \(k_pe\) has shape \[6, 64\]; expected \[7, 64",
+    ),
+    (
+        "mla_prefill",
+        {"k": (zeros(7, 4, 256), zeros(7, 512))},
+        NO,
+        r"k\[1\] \(k_pe\) has shape .* latent rows \[7, 576\]",
+    ),
+    ("mla_prefill", {"k": (zeros(7, 4, 128), zeros(7, 4, 64))}, NO, r"k\[1\] \(k_pe\) has shape \[7, 4, 64\]"),
+    ("mla_prefill", {"k": (zeros(7, 4, 128, dtype=F16), zeros(7, 64))}, NO, r"k\[0\] \(nope\) has dtype float16"),
+    ("mla_prefill", {"k": (zeros(7, 4, 128), zeros(7, 64, dtype=F32))}, NO, r"k\[1\] \(k_pe\) has dtype float32"),
+    (
+        "mla_prefill",
+        FP8_KEYS | {"k": FP8_PARTS},
+        NO,
+        "k is a pair beside q in float8_e4m3fn; expected one array in fp8",
+    ),
+    ("mla_prefill", {"k": (zeros(7, 4, 256), zeros(7, 64)), "k_scale": 1.0}, NO, "k_scale is given for bfloat16"),
     ("mla_prefill", {"v": zeros(7, 4, 192)}, NO, "v has shape"),
     ("mla_prefill", {"v": zeros(6, 4, 128)}, NO, "v has shape"),
     ("mla_prefill", {"v": zeros(7, 4, 256)}, NO, "value_offset is 0 for v of 256 columns"),

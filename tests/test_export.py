@@ -112,6 +112,23 @@ def test_one_program_for_several_platforms(inputs):
     assert "@jax_mla_decode" in text and "dot_general" in text
 
 
+def test_keys_are_packed_for_one_platform_of_several():
+    """mla_prefill's keys in parts: packed in the branch of the platform whose kernel takes whole ones, and no other."""
+    rows = [row for row in jax_mla.capabilities("cpu") if row.operation == "mla_prefill"]
+    table = [
+        dataclasses.replace(row, platform=p, key_parts=p != "rocm") for p in ("cpu", "cuda", "rocm") for row in rows
+    ]
+    pair = jnp.zeros((9, 4, 256), jnp.bfloat16), jnp.zeros((9, 64), jnp.bfloat16)
+    q, cu = jnp.zeros((5, 4, 192), jnp.bfloat16), jnp.zeros(2, jnp.int32)
+    run = jax.jit(partial(mla_prefill, causal=True, scale=0.07, value_offset=128))
+    with override_capabilities(table):
+        traced = run.trace(q, pair, pair[0], cu, cu)
+        for platforms, packed in ((("cuda",), 0), (("rocm",), 1), (("cpu", "cuda", "rocm"), 1)):
+            text = traced.lower(lowering_platforms=platforms).as_text()
+            assert text.count("@jax_mla_pack_kv(") == packed
+            assert text.count("@jax_mla_prefill(") == len(platforms)
+
+
 @pytest.mark.parametrize("platforms", [("cpu",), ("cpu", "cuda", "rocm")])
 def test_export_round_trip(platforms, inputs):
     """Exported with the published names allowed, serialised, read back and called."""

@@ -1,5 +1,6 @@
 """mla_prefill: ragged attention with keys of 192 and values of 128."""
 
+import dataclasses
 from functools import partial
 
 import cases
@@ -12,7 +13,16 @@ from helpers import assert_same_bits, native_only, served, served_or_refused
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from jax_mla import KernelValues, _ffi, capabilities, explain, merge_states, mla_prefill, reference
+from jax_mla import (
+    KernelValues,
+    _ffi,
+    capabilities,
+    explain,
+    merge_states,
+    mla_prefill,
+    override_capabilities,
+    reference,
+)
 
 OPERATION = "mla_prefill"
 SCALE = 192**-0.5
@@ -83,6 +93,144 @@ def test_value_offset_reads_the_up_projection_in_place(implementation):
     sliced = compiled(implementation, causal=True)(q, k, values(kv_up), *cu)
     whole = compiled(implementation, causal=True, value_offset=128)(q, k, poisoned, *cu)
     assert_same_bits(sliced, whole)
+
+
+def in_parts(stored, heads, dtype="bfloat16", nope_width=256, rope_width=64, seed=7):
+    """Whole keys, and the same ones as the pair (nope, k_pe), with NaN in what is no part of them."""
+    rng = np.random.default_rng(seed)
+    k = rng.standard_normal((stored, heads, 192), np.float32).astype(cases.dtype(dtype))
+    k[..., 128:] = k[:, :1, 128:]
+    nope, k_pe = np.full((stored, heads, nope_width), np.nan, k.dtype), np.full((stored, rope_width), np.nan, k.dtype)
+    nope[..., :128], k_pe[:, -64:] = k[..., :128], k[:, 0, 128:]
+    return k, (nope, k_pe)
+
+
+@CAUSAL
+@pytest.mark.parametrize("rope_width", [64, 576])
+@pytest.mark.parametrize("nope_width", [128, 256])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_keys_in_parts(dtype, nope_width, rope_width, causal, implementation):
+    """The bits of whole keys, over several tiles and blocks; what is no part of a key is NaN, and so are unowned keys.
+
+    Of the field's failures: a value read as a key, and a latent as a rope key.
+    """
+    cu = ragged((150, 1, 0, 70, 3), (300, 40, 20, 70, 0))
+    q, _, kv_up = operands(224, 435, 3, dtype)
+    k, pair = in_parts(435, 3, dtype, nope_width, rope_width)
+    k[430:], pair[0][430:], pair[1][430:] = np.nan, np.nan, np.nan
+    run = compiled(implementation, causal=causal)
+    if not served(OPERATION, implementation, dtype, dtype):
+        with served_or_refused(OPERATION, implementation, dtype, dtype):
+            run(q, pair, values(kv_up), *cu)
+        return
+    got = run(q, pair, values(kv_up), *cu)
+    assert_same_bits(got, run(q, k, values(kv_up), *cu))
+    truth = oracle.prefill(q, k, values(kv_up), *cu, causal=causal, scale=SCALE)
+    oracle.assert_attention(got, truth, cases.TOLERANCES[dtype])
+
+
+@CAUSAL
+def test_keys_and_values_of_one_up_projection(causal, implementation):
+    """Both in place in one array, the rope keys in gathered latent rows; also merged into a carry, bit for bit."""
+    cu = ragged((20, 9, 3), (25, 9, 0))
+    q, _, kv_up = operands(32, 34, 6)
+    k, (_, k_pe) = in_parts(34, 6, rope_width=576)
+    kv_up[..., :128] = k[..., :128]
+    run = compiled(implementation, causal=causal, value_offset=128)
+    for options in ({}, {"carry": carry_of(32, 6)}):
+        got = run(q, (kv_up, k_pe), kv_up, *cu, **options)
+        assert_same_bits(got, run(q, k, kv_up, *cu, **options))
+
+
+def test_nan_in_a_rope_key(implementation):
+    """It reaches all heads of the rows that see it, and no other row."""
+    cu = ragged((4, 6, 5), (4, 6, 5))
+    q, _, kv_up = operands(15, 15, 3)
+    k, (nope, k_pe) = in_parts(15, 3)
+    truth = oracle.prefill(q, k, values(kv_up), *cu, causal=True, scale=SCALE)
+    k_pe[6] = np.nan  # the third token of the second request
+    out, lse = compiled(implementation, causal=True)(q, (nope, k_pe), values(kv_up), *cu)
+    clean = np.array([0, 1, 2, 3, 4, 5, 10, 11, 12, 13, 14])
+    oracle.assert_attention((out[clean], lse[clean]), tuple(x[clean] for x in truth), 1e-2)
+    assert np.isnan(np.asarray(out[6:10], np.float32)).all()
+
+
+@pytest.mark.leave_out("xla*", "cuda*", "rocm*")
+@pytest.mark.parametrize("nope_width", [128, 256])
+def test_keys_are_packed_where_a_row_takes_whole_ones(nope_width, implementation):
+    """With the same bits, in the branch of the platform that asks for it."""
+    cu = ragged((20, 9), (25, 9))
+    q, _, kv_up = operands(29, 34, 6)
+    k, pair = in_parts(34, 6, nope_width=nope_width)
+    want = compiled(implementation, causal=True)(q, k, values(kv_up), *cu)
+    for key_parts in (True, False):
+        rows = [dataclasses.replace(row, key_parts=key_parts) for row in capabilities()]
+        with override_capabilities(rows):
+            run = compiled(implementation, causal=True)
+            program = run.lower(q, pair, values(kv_up), *cu).compile()
+        packs = not key_parts and nope_width == 256  # else one pass of XLA
+        assert ('custom_call_target="jax_mla_pack_kv"' in program.as_text()) == packs
+        assert_same_bits(program(q, pair, values(kv_up), *cu), want)
+
+
+@native_only
+def test_masked_keys_in_parts(implementation):
+    """As whole ones, bit for bit, with NaN in the masked keys."""
+    cu = ragged((60, 9), (90, 9))
+    q, _, kv_up = operands(69, 99, 3)
+    k, (nope, k_pe) = in_parts(99, 3)
+    hidden = np.random.default_rng(5).random(99) < 0.4
+    k[hidden], nope[hidden], k_pe[hidden] = np.nan, np.nan, np.nan
+    mask = jnp.asarray(np.packbits(np.pad(~hidden, (0, -99 % 32)), bitorder="little").view(np.uint32))
+    choice = explain(OPERATION, implementation=implementation, target=implementation.partition(":")[0])
+    if not choice.row.key_parts:
+        pytest.skip("takes whole keys alone")
+
+    @jax.jit
+    def run(*keys):
+        return _ffi.prefill(
+            q, *keys, values(kv_up), *map(jnp.asarray, cu), mask, (None,) * 3, None, value_offset=0, scale=SCALE,
+            causal=False, variant=choice.variant, out_dtype=q.dtype,
+        )  # fmt: skip
+
+    assert_same_bits(run(jnp.asarray(nope), jnp.asarray(k_pe)), run(jnp.asarray(k), None))
+
+
+@pytest.mark.parametrize("mapped", ["both", "nope", "k_pe"])
+def test_vmap_over_keys_in_parts(mapped, implementation):
+    cu = ragged((7, 3), (9, 5))
+    q, _, kv_up = operands(12, 17, 2)
+    (_, plain), (_, other) = in_parts(17, 2, rope_width=576), in_parts(17, 2, rope_width=576, seed=8)
+    axes = {"both": (0, 0), "nope": (0, None), "k_pe": (None, 0)}[mapped]
+    stacked = tuple(np.stack(xs) if axis == 0 else xs[0] for *xs, axis in zip(plain, other, axes, strict=True))
+
+    def call(pair):
+        return mla_prefill(
+            jnp.asarray(q), pair, values(kv_up), *cu, causal=True, scale=SCALE, implementation=implementation
+        )
+
+    got = jax.jit(jax.vmap(call, in_axes=(axes,)))(stacked)
+    for i in range(2):
+        one = call(tuple(x[i] if axis == 0 else x for x, axis in zip(stacked, axes, strict=True)))
+        for x, y in zip(got, one, strict=True):
+            np.testing.assert_allclose(x[i].astype(jnp.float32), y.astype(jnp.float32), rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.leave_out("cpu*", "cuda*", "rocm*")
+def test_derivative_by_keys_in_parts(implementation):
+    """Of XLA's implementation: as of whole keys, summed over the heads for the rope key; zero for what is not read."""
+    cu = ragged((6,), (8,))
+    q, _, kv_up = (jnp.asarray(x) for x in operands(6, 8, 2, "float32"))
+    k, (nope, k_pe) = in_parts(8, 2, "float32", rope_width=576)
+    pair = jnp.nan_to_num(nope), jnp.nan_to_num(k_pe)
+
+    def loss(k):
+        return compiled(implementation, causal=True)(q, k, values(kv_up), *cu)[0].sum()
+
+    whole, (of_nope, of_k_pe) = jax.grad(loss)(jnp.asarray(k)), jax.grad(loss)(pair)
+    np.testing.assert_allclose(of_nope[..., :128], whole[..., :128], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(of_k_pe[:, 512:], whole[..., 128:].sum(1), rtol=1e-5, atol=1e-6)
+    assert not np.any(of_nope[..., 128:]) and not np.any(of_k_pe[:, :512]) and np.any(of_k_pe)
 
 
 def test_nan_stays_with_its_request(implementation):
@@ -516,3 +664,25 @@ def test_heads_over_devices(implementation):
     assert "all-gather" not in text and "all-reduce" not in text
     with pytest.raises(ValueError, match="out_specs"):
         jax.shard_map(call, out_specs=P(), **options)(q, k, values(kv_up), carry)
+
+
+def test_keys_in_parts_over_devices(implementation):
+    """Nope parts and values sharded over heads, rope keys on every device: no collective."""
+    found = jax.devices(jax.config.jax_default_device.platform)
+    if len(found) < 2:
+        pytest.skip("needs 2 devices")
+    cu = ragged((20, 9), (25, 9))
+    q, _, kv_up = operands(29, 34, 6)
+    _, pair = in_parts(34, 6)
+
+    def call(q, pair, v):
+        return mla_prefill(q, pair, v, *cu, causal=True, scale=SCALE, implementation=implementation)
+
+    by_head = P(None, "heads")
+    mesh = jax.make_mesh((2,), ("heads",), (AxisType.Auto,), devices=found[:2])
+    specs = {"in_specs": (by_head, (by_head, P()), by_head), "out_specs": by_head}
+    run = jax.jit(jax.shard_map(call, mesh=mesh, **specs))
+    for x, y in zip(run(q, pair, values(kv_up)), call(q, pair, values(kv_up)), strict=True):
+        np.testing.assert_allclose(x.astype(jnp.float32), y.astype(jnp.float32), rtol=1e-2, atol=1e-2)
+    text = run.lower(q, pair, values(kv_up)).compile().as_text()
+    assert "all-gather" not in text and "all-reduce" not in text

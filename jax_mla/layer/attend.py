@@ -9,7 +9,6 @@ from jax_mla.decode import mla_decode
 from jax_mla.layer.config import LayerConfig
 from jax_mla.layer.params import LayerParams
 from jax_mla.layer.widths import NOPE, VALUE
-from jax_mla.pack import pack_kv
 from jax_mla.prefill import mla_prefill
 from jax_mla.sparse import mla_sparse_decode
 
@@ -75,7 +74,7 @@ def attend_prompts(
         )
     attended, _ = mla_prefill(
         q,
-        pack_kv(kv_up, k_pe),
+        (kv_up, k_pe),
         kv_up,
         cu_q_lens,
         cu_q_lens,

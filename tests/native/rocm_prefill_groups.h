@@ -130,6 +130,9 @@ inline void test_prefill_refusals() {
   p.variant = gfx950 ? 1 : 2;
   refuses(gfx950 ? "called for gfx942 and runs on gfx950" : "called for gfx950 and runs on gfx942", p);
   p = problem.params();
+  p.k_pe = p.k;
+  refuses("takes keys as one array", p);
+  p = problem.params();
   p.dtype = p.v_dtype = p.out_dtype = DType::kF32;
   refuses("takes bfloat16 and float16, and float8_e4m3fn on gfx950; this call has float32", p);
   p = problem.params();
