@@ -164,20 +164,21 @@ __device__ __forceinline__ void finish_tile(const Params& p, const Tile& tile, i
   if (thread >= kGroupThreads) return;
   ptx::mbarrier_wait(ptx::shared_address(&control.sums_empty), parity ^ 1);
   if (thread == 0) control.finished = tile;
+  const bool direct = tile.partial < 0;
+  float sum = 0;
   if (thread < Shape::kRows) {
-    float sum = 0;
 #pragma unroll
     for (int w = 0; w < Shape::kScoreWarps; ++w) sum += control.sums[w][thread];
-    const bool empty = sum == 0;  // no key was visible: what has the maximum weighs 1 or more
-    control.inverse[thread] = empty ? 0 : 1 / sum;
-    if (thread < tile.rows) {
-      const bool direct = tile.partial < 0;
-      const int64_t first_row = direct ? tile.first_row : partial_row(p, tile.partial, tile.first_row, Shape::kRows);
-      (direct ? p.lse : p.partial_lse)[first_row + thread] = empty ? -INFINITY : reference * kLn2 + logf(sum);
-      if (!empty && direct) add_sink(p, tile, thread, sum, reference, control.inverse[thread]);
-    }
+    float inverse = sum == 0 ? 0 : 1 / sum;  // 0: no key was visible, since what has the maximum weighs 1 or more
+    if (sum != 0 && direct && thread < tile.rows) add_sink(p, tile, thread, sum, reference, inverse);
+    control.inverse[thread] = inverse;
   }
+  // The output waits for that, and not for what follows.
   ptx::mbarrier_arrive_warp(ptx::shared_address(&control.sums_full));
+  if (thread < min_of(tile.rows, Shape::kRows)) {
+    const int64_t first_row = direct ? tile.first_row : partial_row(p, tile.partial, tile.first_row, Shape::kRows);
+    (direct ? p.lse : p.partial_lse)[first_row + thread] = sum == 0 ? -INFINITY : reference * kLn2 + logf(sum);
+  }
 }
 
 template <class Element, class Params, class Shape>
