@@ -5,7 +5,7 @@
 Appends its rows to benchmarks/results/context.jsonl: new tokens over cached ones, in chunks; the attention and the
 up-projection of the same chunks alone, from keys and values that are already there; and the reference's path (gather,
 einsum, concatenate, cast, attend, merge). Each has two times, as power.py says. "temporary_of_sum" is the temporary
-memory that XLA says it takes over that of the workspace, a chunk's keys and values, and the carry. helpers.py times the
+memory that XLA says it takes over that of the workspace, a chunk's up-projection, and the carry. helpers.py times the
 memory-bound parts.
 """
 
@@ -78,8 +78,8 @@ def scan(new: int, cached: int, heads: int, workspace: int) -> list[Jitted]:
 
 
 def memory(new: int, heads: int, workspace: int) -> int:
-    """Bytes of the workspace, of a chunk's keys and up-projection, whose half are the values, and of the carry."""
-    return workspace * (576 + heads * (192 + 256)) * 2 + new * heads * (128 + 1) * 4
+    """Bytes of the workspace, of a chunk's up-projection, which keys and values are read from, and of the carry."""
+    return workspace * (576 + heads * 256) * 2 + new * heads * (128 + 1) * 4
 
 
 def difference(a, b) -> float:
