@@ -106,8 +106,7 @@ __device__ __forceinline__ void order_arrived_keys(const DecodeParams&) {}
 
 // By how much, in base 2, a row's maximum outgrows the reference of its exponents before that follows. Where memory is
 // the bound, at once: then a row's largest weight is 1, which is exact in any format. Several tiles of rows read the
-// same keys, and arithmetic is the bound; there rescaling the output for most blocks would cost a tenth of the time,
-// and wide tiles of a 16-bit cache restore large weights at an item's end instead (sm90/wide/restore.cuh).
+// same keys, and arithmetic is the bound; there rescaling the output for most blocks would cost a tenth of the time.
 __device__ __forceinline__ float reference_slack(const DecodeParams& p) { return p.plan.row_tiles == 1 ? 0 : kSlack; }
 
 // Which of the pages that share a block has its token `token`.

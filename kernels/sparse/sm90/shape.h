@@ -120,9 +120,8 @@ struct Wide {
     for (uint32_t& slices : control.valid_slices) slices = sm90::wide::kAllSlices;
   }
 
-  // For the warps that attend: as neighbours come, and without the slots.
+  // As neighbours come, for the warps that attend.
   __host__ __device__ static constexpr uint32_t chunk_in_order(uint32_t i) { return i; }
-  static constexpr bool kReadsValues = false;
 
   template <class Bring>
   static __device__ __forceinline__ void for_steps(const Bring& bring) {

@@ -13,12 +13,10 @@
 #include "kernels/decode/sm90/wide/exchange.cuh"
 #include "kernels/decode/sm90/wide/finish.cuh"
 #include "kernels/decode/sm90/wide/products.cuh"
-#include "kernels/decode/sm90/wide/restore.cuh"
 
 namespace mla::sm90::wide {
 
-// kRestores: what large weights lose by rounding is added at the item's end (restore.cuh).
-template <class Element, int kGroup, class Feed, bool kRestores, class Params>
+template <class Element, int kGroup, class Feed, class Params>
 __device__ __forceinline__ void attend_group(const Params& p, const Attention& a) {
   uint32_t first = 0;  // the number of the round's first block in the part
   for (uint32_t item_parity = 0;; item_parity ^= 1) {
@@ -32,12 +30,8 @@ __device__ __forceinline__ void attend_group(const Params& p, const Attention& a
     Rows rows;
     Output out = {};
 
-    // The last block, if it has no second: group 1 goes there behind the loop, so that its scores are undefined on no
-    // path, and take no registers at the item's end.
-    constexpr bool kPairs = kRestores && kGroup == 1;
-    int32_t number = 0;
-    for (; number + kPairs < blocks; number += kGroups) {
-      const bool pair = kPairs || number + 1 < blocks;
+    for (int32_t number = 0; number < blocks; number += kGroups) {
+      const bool pair = number + 1 < blocks;
       const Place places[kGroups] = {Place(first), Place(first + 1)};
       const Block block(tile, visible_end, number + kGroup);
       Scores score;
@@ -55,7 +49,6 @@ __device__ __forceinline__ void attend_group(const Params& p, const Attention& a
           rescale_output(factors, out);
         }
         accumulate<Element, kGroup>(a, places[0], weights[0], out);
-        if constexpr (kRestores) note_largest(score, factor, highest, block.first_token, rows);
         give_back<kGroup>(a, places[0]);
         if (pair) {
           receive_weights<kGroup>(a, rows, weights[1], out);
@@ -74,31 +67,12 @@ __device__ __forceinline__ void attend_group(const Params& p, const Attention& a
         if (pair) {
           if (moved) rescale_output(factors, out);
           accumulate<Element, kGroup>(a, places[1], weights[1], out);
-          if constexpr (kRestores) note_largest(score, factor, highest, block.first_token, rows);
           give_back<kGroup>(a, places[1]);
         }
       }
       first += pair ? 2 : 1;
     }
-    if (kPairs && number < blocks) {
-      const Place place(first++);
-      Weights weights;
-      ptx::mbarrier_arrive_warp(ptx::shared_address(&a.control.query_empty));
-      receive_weights<kGroup>(a, rows, weights, out);
-      accumulate<Element, kGroup>(a, place, weights, out);
-      give_back<kGroup>(a, place);
-    }
-    if constexpr (kRestores) restore_weights<Element, kGroup>(p, a, tile, rows, out);
     finish_tile<Element>(p, tile, kGroup, a.row, rows, out, a.control);
-  }
-}
-
-template <class Element, class Feed, bool kRestores, class Params>
-__device__ __forceinline__ void attend_in_groups(const Params& p, const Attention& a) {
-  if (__shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / kGroupThreads, 0) == 0) {
-    attend_group<Element, 0, Feed, kRestores>(p, a);
-  } else {
-    attend_group<Element, 1, Feed, kRestores>(p, a);
   }
 }
 
@@ -116,11 +90,11 @@ __device__ __forceinline__ void attend_tiles(const Params& p, uint32_t blocks, u
                     lane,
                     warp * 16 + lane / 4,
                     p.scale * kLog2E};
-  // Apart, so that calls in which the reference follows every maximum do not pay for it.
-  if constexpr (Feed::kReadsValues) {
-    if (reference_slack(p) > 0) return attend_in_groups<Element, Feed, /*kRestores=*/true>(p, a);
+  if (__shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / kGroupThreads, 0) == 0) {
+    attend_group<Element, 0, Feed>(p, a);
+  } else {
+    attend_group<Element, 1, Feed>(p, a);
   }
-  attend_in_groups<Element, Feed, /*kRestores=*/false>(p, a);
 }
 
 }  // namespace mla::sm90::wide

@@ -9,9 +9,6 @@ namespace mla::sm90::wide {
 
 // How keys come from pages: in the order in which their places become free.
 struct PagedKeys {
-  // A token's values can be read in the cache too, by its number.
-  static constexpr bool kReadsValues = true;
-
   __host__ __device__ static constexpr uint32_t chunk_in_order(uint32_t i) { return wide::chunk_in_order(i); }
 };
 

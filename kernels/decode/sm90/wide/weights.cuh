@@ -23,17 +23,10 @@ using Weights = uint32_t[kSteps][4];
 // Of the output, this group's columns by products.
 using Output = float[kGroupProducts][kProductChunks * kChunkColumns / 2];
 
-// Of some scores of a row the largest, as `prepare_scores` leaves it, and the first token that has it.
-struct Largest {
-  float score = -INFINITY;
-  int32_t token = -1;
-};
-
 // A lane's two rows.
 struct Rows {
   float reference[2] = {-INFINITY, -INFINITY};  // of the exponents, in base 2; -inf: no key seen yet
   float sum[2] = {0, 0};                        // of the weights, over this lane's tokens of this group's blocks
-  Largest largest[2];                           // over the same, since the reference moved; restore.cuh wants it
 };
 
 // 2^(from - to), of references: 1 where there is none yet.
@@ -68,31 +61,6 @@ __device__ __forceinline__ void highest_scores(const Scores& score, float factor
   }
 }
 
-// The largest of a block's scores and those before. `highest`: at least what highest_scores gave. Nobody waits for
-// this while the tensor cores have the block's output; behind a branch the compiler leaves it there.
-__device__ __forceinline__ void note_largest(const Scores& score, float factor, const float (&highest)[2],
-                                             int32_t first_token, Rows& rows) {
-  bool larger = false;
-#pragma unroll
-  for (int e = 0; e < 2; ++e) larger = larger || highest[e] >= rows.largest[e].score * factor;
-  if (!__any_sync(0xFFFFFFFF, larger)) return;
-#pragma unroll
-  for (int e = 0; e < 2; ++e) {
-    Largest& largest = rows.largest[e];
-    int32_t at = -1;
-#pragma unroll
-    for (int j = 0; j < kBlockSlices; ++j) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const float each = score[4 * j + 2 * e + i];
-        if (each > largest.score) at = j * kSliceTokens + i;
-        if (each > largest.score) largest.score = each;
-      }
-    }
-    if (at >= 0) largest.token = first_token + threadIdx.x % 4 * 2 + at;
-  }
-}
-
 // The references after this block. True: a row of this warp has a new one. Whether a row's moves depends on that row
 // alone.
 __device__ __forceinline__ bool next_references(float slack, float (&highest)[2], const Rows& rows, float (&next)[2]) {
@@ -123,7 +91,6 @@ __device__ __forceinline__ void move_references(const float (&next)[2], Rows& ro
   for (int e = 0; e < 2; ++e) {
     factors[e] = reference_factor(rows.reference[e], next[e]);
     rows.sum[e] *= factors[e];
-    if (rows.reference[e] != next[e]) rows.largest[e] = {};
     rows.reference[e] = next[e];
   }
 }
