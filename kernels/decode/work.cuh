@@ -104,10 +104,13 @@ __device__ __forceinline__ void add_sink(const DecodeParams&, const Tile&, int32
 // Whoever reads keys that have arrived calls this before the first product: copies of the copy engine need nothing.
 __device__ __forceinline__ void order_arrived_keys(const DecodeParams&) {}
 
-// By how much, in base 2, a row's maximum outgrows the reference of its exponents before that follows. Where memory is
-// the bound, at once: then a row's largest weight is 1, which is exact in any format. Several tiles of rows read the
-// same keys, and arithmetic is the bound; there rescaling the output for most blocks would cost a tenth of the time.
-__device__ __forceinline__ float reference_slack(const DecodeParams& p) { return p.plan.row_tiles == 1 ? 0 : kSlack; }
+// Whether the reference of a row's exponents follows its maximum at once: then the row's largest weight is 1, which is
+// exact in any format.
+template <class Params>
+inline constexpr bool kFollowsMaxima = true;
+
+// By how much, in base 2, the maximum outgrows the reference before that follows.
+__device__ __forceinline__ float reference_slack(const DecodeParams&) { return 0; }
 
 // Which of the pages that share a block has its token `token`.
 __device__ __forceinline__ int page_in_block(const DecodeParams& p, int token) {

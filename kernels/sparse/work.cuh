@@ -102,6 +102,9 @@ __device__ __forceinline__ int32_t visible_end(const SparseDecodeParams&, const 
   return tile.kv_end;
 }
 
+template <>
+inline constexpr bool kFollowsMaxima<SparseDecodeParams> = false;
+
 __device__ __forceinline__ float reference_slack(const SparseDecodeParams&) { return kSlack; }
 
 __device__ __forceinline__ int page_in_block(const SparseDecodeParams&, int) { return 0; }

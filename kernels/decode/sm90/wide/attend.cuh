@@ -18,7 +18,9 @@ namespace mla::sm90::wide {
 
 template <class Element, int kGroup, class Feed, class Params>
 __device__ __forceinline__ void attend_group(const Params& p, const Attention& a) {
+  constexpr bool kFollows = kFollowsMaxima<Params>;
   uint32_t first = 0;  // the number of the round's first block in the part
+  [[maybe_unused]] uint32_t references_parity = 0;
   for (uint32_t item_parity = 0;; item_parity ^= 1) {
     ptx::mbarrier_wait(ptx::shared_address(&a.control.query_full), item_parity);
     const Tile& tile = a.control.queries[item_parity].tile;  // stays there until this item is finished
@@ -44,7 +46,37 @@ __device__ __forceinline__ void attend_group(const Params& p, const Attention& a
         factor = prepare_scores(a, block, valid_slices, score);
         highest_scores(score, factor, highest);
       }
-      if constexpr (kGroup == 0) {
+      if constexpr (kFollows && kGroup == 0) {
+        send_references<kGroup>(a, rows, highest);
+        move_references(highest, rows, factors);
+        rescale_if_moved(factors, out);
+        weigh_block<Element, kGroup>(a, block, places[0], score, factor, rows, weights[0]);
+        accumulate<Element, kGroup>(a, places[0], weights[0], out);
+        if (pair) receive_references<kGroup>(a, references_parity, rows, factors);
+        give_back<kGroup>(a, places[0]);
+        if (pair) {
+          rescale_if_moved(factors, out);
+          await_weights<kGroup>(a, weights[1]);
+          accumulate<Element, kGroup>(a, places[1], weights[1], out);
+          give_back<kGroup>(a, places[1]);
+        }
+      } else if constexpr (kFollows) {
+        receive_references<kGroup>(a, references_parity, rows, factors);
+        rescale_if_moved(factors, out);
+        await_weights<kGroup>(a, weights[0]);
+        accumulate<Element, kGroup>(a, places[0], weights[0], out);
+        if (pair) {
+          send_references<kGroup>(a, rows, highest);
+          move_references(highest, rows, factors);
+          weigh_block<Element, kGroup>(a, block, places[1], score, factor, rows, weights[1]);
+        }
+        give_back<kGroup>(a, places[0]);
+        if (pair) {
+          rescale_if_moved(factors, out);
+          accumulate<Element, kGroup>(a, places[1], weights[1], out);
+          give_back<kGroup>(a, places[1]);
+        }
+      } else if constexpr (kGroup == 0) {
         if (send_weights<Element, kGroup>(p, a, block, places[0], score, factor, highest, rows, factors, weights[0])) {
           rescale_output(factors, out);
         }

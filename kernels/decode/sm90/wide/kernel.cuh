@@ -21,6 +21,9 @@ __device__ __forceinline__ void init_barriers(Control& control, uint32_t full_ar
   // The queries, and what they are.
   ptx::mbarrier_init(ptx::shared_address(&control.query_full), 1 + ptx::kWarpArrivals);
   ptx::mbarrier_init(ptx::shared_address(&control.query_empty), kAttendWarps * ptx::kWarpArrivals);
+  for (auto& of_group : control.references_full) {
+    for (uint64_t& barrier : of_group) ptx::mbarrier_init(ptx::shared_address(&barrier), ptx::kWarpArrivals);
+  }
   ptx::fence_mbarrier_init();
 }
 

@@ -80,6 +80,7 @@ struct alignas(16) Control {
   uint64_t full[kSlots];
   uint64_t empty[kSlots];
   uint64_t query_full, query_empty;
+  uint64_t references_full[kGroups][kGroupWarps];  // by the group whose block they belong to, a warp for the other's
 };
 
 constexpr size_t kSharedBytes = kBlocks * kBlockBytes + Shape::kQueryBytes + sizeof(Control);
