@@ -72,6 +72,7 @@ nb::list capabilities() {
     row["page_sizes"] = counts(capability.page_sizes);
     row["positive_scale"] = capability.positive_scale;
     row["key_parts"] = capability.key_parts;
+    row["largest_if_several"] = capability.largest_if_several;
     row["by_name"] = capability.by_name;
     rows.append(row);
   }

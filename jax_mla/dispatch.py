@@ -34,8 +34,9 @@ class Capability:
     cache updates and packing: of the input and of the result; for prefill: of queries and keys, and of values).
     planner_heads, reducer_heads: counts that each takes. tile_rows: (query, head) rows that a tile may have. max_q_len:
     query tokens a sequence, None = any. page_sizes: tokens a page, None = any. positive_scale: the scale of the scores
-    has to be above 0. key_parts: prefill takes a key's nope and rope part apart too. by_name: chosen by its variant's
-    name alone, as in implementation="cuda:sm90", since it has not passed its tests on hardware yet.
+    has to be above 0. key_parts: prefill takes a key's nope and rope part apart too. largest_if_several: several tiles
+    of a sequence have the most rows, and not as few as will do. by_name: chosen by its variant's name alone, as in
+    implementation="cuda:sm90", since it has not passed its tests on hardware yet.
     """
 
     operation: str
@@ -51,6 +52,7 @@ class Capability:
     page_sizes: HeadCounts | None = None
     positive_scale: bool = False
     key_parts: bool = False
+    largest_if_several: bool = False
     by_name: bool = False
 
     @property
@@ -277,10 +279,13 @@ def _choose(
     for row in rows:
         padded = padded_count(num_heads, row.planner_heads, row.reducer_heads)
         if padded is not None:
-            # As few tiles as the largest allows, and for these the smallest.
+            # As few tiles as the largest allows, and for these the smallest, or the largest.
             rows_needed = max_q_len * padded
-            tiles = -(-rows_needed // row.tile_rows[-1])
+            largest = row.tile_rows[-1]
+            tiles = -(-rows_needed // largest)
             tile_rows = next(n for n in row.tile_rows if n * tiles >= rows_needed)
+            if tiles > 1 and row.largest_if_several:
+                tile_rows = largest
             heads = HeadSpecification(num_heads, padded, max_q_len, tile_rows, parts(platform), batch_invariant)
             how = f"{num_heads} heads native" if padded == num_heads else f"{num_heads} heads padded to {padded}"
             return Choice(platform, row, heads, number, f"{row.architecture}, q {q_dtype}, cache {cache_dtype}, {how}")

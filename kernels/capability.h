@@ -38,6 +38,7 @@ struct Capability {
   std::vector<Range> page_sizes = {};  // empty: any
   bool positive_scale = false;         // the scale of the scores has to be above 0
   bool key_parts = false;              // prefill takes a key's nope and rope part apart too
+  bool largest_if_several = false;     // several tiles of a request have the most rows, and not as few as will do
   bool by_name = false;                // chosen by its variant's name alone: its tests have not passed on hardware yet
 };
 

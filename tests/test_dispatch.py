@@ -152,6 +152,16 @@ def test_tile_rows_fit_the_query_rows():
     assert list(sizes.values()) == [16, 16, 32, 32, 64, 64, 64, 64]
 
 
+def test_tile_rows_of_several_tiles():
+    """As few tiles as there can be: the smallest that do, or the largest where the row says so."""
+    shapes = [(24, 1), (48, 1), (49, 1), (64, 1), (65, 1), (96, 1), (24, 4), (112, 1), (128, 1), (48, 3)]
+    for largest, expected in ((False, [24, 48, 64, 64, 48, 48, 48, 64, 64, 48]), (True, [24, 48, *[64] * 8])):
+        with override_capabilities([row(tile_rows=(8, 24, 48, 64), largest_if_several=largest)]):
+            chosen = [explain(num_heads=h, q_len=q, target="cuda").heads for h, q in shapes]
+        assert [heads.tile_rows for heads in chosen] == expected
+        assert [heads.row_tiles for heads in chosen] == [1, 1, 1, 1, 2, 2, 2, 2, 2, 3]
+
+
 def test_a_row_for_one_architecture_and_some_pages():
     """Hopper's kernel comes first where it runs; other GPUs and other pages get the tiles of the row behind it."""
     sizes = HeadCounts(((16, 32, 16), (64, 4096, 64)))

@@ -39,9 +39,11 @@ Capability prefill_row(const char* dtype) {
 }
 
 #if defined(JAX_MLA_SM90)
-// sm_90a's instructions are of compute capability 9.0 alone.
+// sm_90a's instructions are of compute capability 9.0 alone. Several tiles of 64 rows take no longer than narrow ones
+// (docs/hopper.md).
 Capability sm90_row(const char* dtype) {
   Capability decode = decode_row(dtype, dtype);
+  decode.largest_if_several = true;
   decode.variant = "sm90";
   decode.architecture = "sm_90";
   decode.tile_rows.assign(std::begin(sm90::kTileSizes), std::end(sm90::kTileSizes));
@@ -52,6 +54,7 @@ Capability sm90_row(const char* dtype) {
 Capability sm90_fp8_row(const char* q_dtype) {
   Capability decode = sm90_row(q_dtype);
   decode.cache_dtype = kE4M3FN;
+  decode.largest_if_several = false;
   decode.tile_rows.assign(std::begin(sm90::fp8::kTileSizes), std::end(sm90::fp8::kTileSizes));
   decode.page_sizes.assign(std::begin(sm90::fp8::kPageSizes), std::end(sm90::fp8::kPageSizes));
   return decode;

@@ -20,6 +20,7 @@ struct Variant {
   DType cache_dtype;
   std::vector<int32_t> tile_rows;
   std::vector<Range> page_sizes;  // empty: any
+  bool largest_if_several;
 
   // "bf16", "bf16/e4m3fn": of the queries, and of the cache where that differs.
   std::string dtypes() const {
@@ -52,7 +53,7 @@ inline const std::vector<Variant>& decode_variants() {
           std::find_if(names.begin(), names.end(), [&](const char* name) { return row.variant == std::string(name); });
       require(position != names.end(), std::string("variants() lacks ") + row.variant);
       all.push_back({row.variant, static_cast<int32_t>(position - names.begin()) + 1, dtype_named(row.q_dtype),
-                     dtype_named(row.cache_dtype), row.tile_rows, row.page_sizes});
+                     dtype_named(row.cache_dtype), row.tile_rows, row.page_sizes, row.largest_if_several});
     }
     return all;
   }();
@@ -118,9 +119,10 @@ struct DecodeShapes {
   }
 };
 
-// As few tiles as the largest allows, and for these the smallest.
+// As few tiles as the largest allows, and for these the smallest, or the largest.
 inline int32_t choose_tile_rows(const Variant& variant, int64_t rows) {
   const int64_t tiles = (rows + variant.tile_rows.back() - 1) / variant.tile_rows.back();
+  if (tiles > 1 && variant.largest_if_several) return variant.tile_rows.back();
   for (int32_t candidate : variant.tile_rows) {
     if (rows <= candidate * tiles) return candidate;
   }
