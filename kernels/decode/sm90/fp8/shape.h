@@ -71,7 +71,7 @@ struct alignas(16) ControlOf {
   Tile finished;               // the item that sums_full speaks of
   BlockInfo blocks[kSlots];
   float k_scale;
-  uint32_t rescaled[2];  // with a block's weights: the output so far is multiplied by `rescale` first
+  uint32_t rescaled[2];  // with a block's weights: the output so far is multiplied by `rescale` first (wide: a bit)
 
   // mbarriers
   uint64_t full[kSlots];

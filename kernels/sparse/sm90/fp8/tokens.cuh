@@ -51,8 +51,8 @@ struct WideKeys : Keys<Layout, dense::wide::Shape::kSlotTokens / 16> {
   // As wide::Keys has it.
   __device__ __forceinline__ auto scales(uint32_t slot) const {
     if constexpr (Layout::kScales > 0) {
-      return WideTokenScales(slot,
-                             ptx::thread_index() % (32 * Base::kSlotWarps) / 32 * 16 + ptx::thread_index() % 32 / 4);
+      const uint32_t thread = static_cast<uint32_t>(ptx::thread_index()) % (32 * Base::kSlotWarps);
+      return WideTokenScales(slot, thread / 32 * 16 + thread % 32 / 4);
     } else {
       return dense::NoScales{};
     }

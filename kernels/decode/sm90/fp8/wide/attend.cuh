@@ -44,6 +44,7 @@ struct Attention {
   uint32_t queries, weights;  // as right operands
   // The left operand's 64 rows are the tokens of two slots; this warp's lie in one of them.
   static constexpr int kSlotWarps = kGroupWarps / Shape::kBlockSlots;
+  static constexpr bool kLifts = !std::is_same_v<typename Keys::Scales, NoScales>;
   uint32_t own_part;
   uint32_t value_line;
   WeightBarriers barriers;
@@ -86,30 +87,41 @@ struct Attention {
     start_keys<Shape>(keys(), base + place.slot * Shape::kSlotBytes, operands);
   }
 
-  // Scores in base 2, -inf where a row does not see a token.
+  // Products, or where tokens have scales lifted scores.
   __device__ __forceinline__ void score_block(int32_t block, KeyOperands<Shape>& operands, Scores<Shape>& score) const {
     const Place<Shape> place(first + block, own_part);
     multiply_keys<Shape, true>(keys(), base + place.slot * Shape::kSlotBytes, queries, operands, score);
-    const uint32_t valid_groups = control.blocks[place.slot].flags & kAllGroups;
     ptx::wgmma_wait<0>();
-    scale_products<Shape>(control.factor, keys().scales(base + place.slot * Shape::kSlotBytes), score);
+    if constexpr (kLifts) {
+      lift_products<Shape>(control.factor, keys().scales(base + place.slot * Shape::kSlotBytes), score);
+    }
+  }
+
+  // Products become scores relative to the references, -inf where a row does not see a token.
+  __device__ __forceinline__ void relate_block(int32_t block, Scores<Shape>& score) const {
+    const Place<Shape> place(first + block, own_part);
+    relate_products<Shape, kLifts>(control.factor, control.reference, score);
+    // After that, since a factor may be anything.
+    const uint32_t valid_groups = control.blocks[place.slot].flags & kAllGroups;
     if (valid_groups != kAllGroups || control.visible_end[0] - first_token(block) < kBlockTokens) {
       mask_scores<Shape>(control.visible_end, first_token(block), valid_groups, warp, score);
     }
   }
 
-  // The references that this group's block is weighed against. The block before has moved them by now.
+  // The references that this group's block is weighed against, and its scores relative to them. The block before has
+  // moved them by now.
   __device__ __forceinline__ void settle_references(int32_t block, Scores<Shape>& score, PerRow<Shape>& sum) const {
-    if (block > 0 && control.rescaled[group ^ 1]) rescale_sums<Shape>(control.rescale[group ^ 1], sum);
+    const uint32_t before = block > 0 ? control.rescaled[group ^ 1] : kSomeUnset;
+    if (before & kRescaled) rescale_sums<Shape>(control.rescale[group ^ 1], sum);
     barriers.wait_empty(group);
-    const bool moved =
-        ptx::barrier_any(kGroupBarrier + group, kGroupThreads, outgrown<Shape>(score, control.reference));
-    if (moved) {
+    relate_block(block, score);
+    uint32_t message = 0;
+    if (ptx::barrier_any(kGroupBarrier + group, kGroupThreads, outgrown<Shape>(score) || (before & kSomeUnset))) {
       ptx::hold(score);  // or the vote's maxima would stay in registers
-      move_references<Shape>(score, group, control.rescale[group], control);
-      rescale_sums<Shape>(control.rescale[group], sum);
+      message = move_references<Shape>(group, control.rescale[group], score, control);
+      if (message & kRescaled) rescale_sums<Shape>(control.rescale[group], sum);
     }
-    if (threadIdx.x % kGroupThreads == 0) control.rescaled[group] = moved && block > 0;
+    if (threadIdx.x % kGroupThreads == 0) control.rescaled[group] = message;
   }
 
   __device__ __forceinline__ void hand_over_weights(const Scores<Shape>& score, uint32_t target) const {
@@ -157,7 +169,7 @@ struct Attention {
   __device__ __forceinline__ void accumulate(int32_t block, const BlockSlots& slots, ValueOperands<Shape>& operands,
                                              Output<Shape>& out, const Beside& beside) const {
     const int buffer = block % 2;
-    if (control.rescaled[buffer]) rescale_output(control.rescale[buffer], out);
+    if (control.rescaled[buffer] & kRescaled) rescale_output(control.rescale[buffer], out);
     accumulate_block<Shape, Values>(slots, value_line, weights + buffer * Shape::kWeightBytes / 16, operands, out,
                                     beside);
   }
@@ -183,15 +195,15 @@ __device__ __forceinline__ void attend_blocks(Attention<Shape, Keys, Values>& at
   for (; block < blocks; block += 2) {
     Scores<Shape> score;
     attention.score_block(block, key_operands, score);
-    const uint32_t target = attention.weight_target();
     if (block > 0) {
       slots = attention.wait_for(block - 1);
       if (kStartsEarly) start_block<Shape, Values>(slots, attention.value_line, values);
       attention.await_weights(block - 1, slots, values);
     }
     attention.settle_references(block, score, sum);
+    const uint32_t target = attention.weight_target();
     const auto scales = attention.keys().scales(attention.own_slot(block));
-    const auto weigh = [&](int j) { weigh_rows<Shape>(score, scales, control.reference, j, target, sum); };
+    const auto weigh = [&](int j) { weigh_rows<Shape>(score, scales, j, target, sum); };
     if (block > 0) {
       if (!kStartsEarly) start_block<Shape, Values>(slots, attention.value_line, values);
       static_assert(kSteps == Shape::kRowGroups);
@@ -219,7 +231,7 @@ __device__ __forceinline__ void attend_blocks(Attention<Shape, Keys, Values>& at
     attention.accumulate(block - 1, slots, values, out, Nothing{});
     ptx::wgmma_wait<0>();
     attention.barriers.give_back(group ^ 1);
-    if (control.rescaled[group ^ 1]) rescale_sums<Shape>(control.rescale[group ^ 1], sum);
+    if (control.rescaled[group ^ 1] & kRescaled) rescale_sums<Shape>(control.rescale[group ^ 1], sum);
   }
   attention.first += blocks;
 }
@@ -250,6 +262,7 @@ __device__ __forceinline__ void attend_tiles(const Params& p, int32_t layer, uin
     ptx::mbarrier_wait(ptx::shared_address(&control.tile_full), item_parity);
     if (control.tile.rows == 0) return;
     take_queries<Shape>(p, layer, queries_pointer, control);
+    if (threadIdx.x < Shape::kRows) control.reference[threadIdx.x] = kUnset;
     ptx::barrier_sync(kScoreBarrier, Shape::kScoreThreads);
     PerRow<Shape> sum = {};
     Output<Shape> out = {};
