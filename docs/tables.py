@@ -47,6 +47,7 @@ def refresh_sparse(page: str) -> str:
 
 def refresh_context(page: str) -> str:
     """docs/context.md's text with its table made anew."""
+    page = _refresh_gpu(page, "context", _context_table)
     if not CPU_RESULTS.exists():
         return page
     return _replace(page, "cpu context", lambda _: _cpu_queries_table(CPU_RESULTS.read_text(), "mla_context"))
@@ -253,6 +254,35 @@ def _sparse_table(rows: list[dict]) -> str:
                 "-" if ours["error"] is None else f"{ours['error']:.1e}",
             )
         )
+    return _heading(rows) + _markdown(header, lines)
+
+
+def _context_table(rows: list[dict]) -> str:
+    """A line a length of context and contestant; ratios are to the attention and the up-projection alone."""
+    header = (
+        "new x cached tokens, heads",
+        "",
+        "ms, burst",
+        "sustained",
+        "ratio, burst",
+        "sustained",
+        "temporary MB",
+        "error",
+    )
+    lines = [
+        (
+            "{} x {}, {}".format(*row["cell"]),
+            row["implementation"],
+            f"{row['us'] / 1000:.2f}",
+            f"{row['sustained_us'] / 1000:.2f}",
+            f"{row['ratio']:.2f}",
+            f"{row['sustained_ratio']:.2f}",
+            f"{row['temporary_bytes'] / 1e6:.0f}",
+            "-" if row["error"] is None or row["implementation"] != "mla_context" else f"{row['error']:.1e}",
+        )
+        for row in rows
+        if row["op"] == "mla_context"
+    ]
     return _heading(rows) + _markdown(header, lines)
 
 
