@@ -196,13 +196,10 @@ __device__ __forceinline__ void rescale_sums(const float* rescale, PerRow<Shape>
   }
 }
 
-// Moves the references of rows whose scores have outgrown them; by how much that shrinks what was summed so far is then
-// in `rescale`. One group, whose turn it is.
+// Of a group's block each row's highest score among a warp's tokens.
 template <class Shape>
-__device__ __forceinline__ void move_references(const Scores<Shape>& score, int group, float* rescale,
-                                                Control<Shape>& control) {
+__device__ __forceinline__ void share_maxima(const Scores<Shape>& score, float (&by_warp)[kGroupWarps][Shape::kRows]) {
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, row = threadIdx.x % kGroupThreads;
-  float (&by_warp)[kGroupWarps][Shape::kRows] = control.by_warp[group];
 #pragma unroll
   for (int j = 0; j < Shape::kRowGroups; ++j) {
     float2 highest;
@@ -210,6 +207,16 @@ __device__ __forceinline__ void move_references(const Scores<Shape>& score, int 
     highest.y = combine_over_g(fmaxf(score[4 * j + 1], score[4 * j + 3]), fmaxf);
     if (g == 0) *reinterpret_cast<float2*>(&by_warp[row / 32][j * 8 + 2 * t]) = highest;
   }
+}
+
+// Moves the references of rows whose scores have outgrown them; by how much that shrinks what was summed so far is then
+// in `rescale`. One group, whose turn it is.
+template <class Shape>
+__device__ __forceinline__ void move_references(const Scores<Shape>& score, int group, float* rescale,
+                                                Control<Shape>& control) {
+  const int row = threadIdx.x % kGroupThreads;
+  float (&by_warp)[kGroupWarps][Shape::kRows] = control.by_warp[group];
+  share_maxima<Shape>(score, by_warp);
   ptx::barrier_sync(kGroupBarrier + group, kGroupThreads);
   if (row < Shape::kRows) {
     float highest = -INFINITY;

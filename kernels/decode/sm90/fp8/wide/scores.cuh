@@ -89,15 +89,9 @@ constexpr uint32_t kSomeUnset = 2;  // a row has not seen a key yet
 template <class Shape>
 __device__ __forceinline__ uint32_t move_references(int group, float* rescale, Scores<Shape>& score,
                                                     Control<Shape>& control) {
-  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, row = threadIdx.x % kGroupThreads;
+  const int row = threadIdx.x % kGroupThreads;
   float (&by_warp)[kGroupWarps][Shape::kRows] = control.by_warp[group];
-#pragma unroll
-  for (int j = 0; j < Shape::kRowGroups; ++j) {
-    float2 highest;
-    highest.x = combine_over_g(fmaxf(score[4 * j], score[4 * j + 2]), fmaxf);
-    highest.y = combine_over_g(fmaxf(score[4 * j + 1], score[4 * j + 3]), fmaxf);
-    if (g == 0) *reinterpret_cast<float2*>(&by_warp[row / 32][j * 8 + 2 * t]) = highest;
-  }
+  share_maxima<Shape>(score, by_warp);
   ptx::barrier_sync(kGroupBarrier + group, kGroupThreads);
   bool rescaled = false, unset = false;
   if (row < Shape::kRows) {
