@@ -16,9 +16,81 @@
 
 namespace mla::sm90::wide {
 
+// Two blocks of an item, or its last one, and of the group's own one the scores.
+struct Round {
+  Place places[kGroups];
+  bool pair;
+  Block block;
+  Scores score;
+  float factor = 0, highest[2];  // prepare_scores, highest_scores
+
+  __device__ __forceinline__ Round(uint32_t first, bool pair, const Block& block)
+      : places{Place(first), Place(first + 1)}, pair(pair), block(block) {}
+};
+
+// Where references follow every maximum. `parity`: of the other group's references.
+template <class Element, int kGroup>
+__device__ __forceinline__ void follow(const Attention& a, Round& round, uint32_t& parity, Rows& rows, Output& out) {
+  Weights weights[kGroups];
+  float factors[2];
+  const auto weigh = [&](Weights& own) {
+    weigh_block<Element, kGroup>(a, round.block, round.places[kGroup], round.score, round.factor, rows, own);
+  };
+  if constexpr (kGroup == 0) {
+    send_references<kGroup>(a, rows, round.highest);
+    move_references(round.highest, rows, factors);
+    rescale_if_moved(factors, out);
+    weigh(weights[0]);
+  } else {
+    receive_references<kGroup>(a, parity, rows, factors);
+    rescale_if_moved(factors, out);
+    await_weights<kGroup>(a, weights[0]);
+  }
+  accumulate<Element, kGroup>(a, round.places[0], weights[0], out);
+  if (round.pair) {
+    if constexpr (kGroup == 0) {
+      receive_references<kGroup>(a, parity, rows, factors);
+    } else {
+      send_references<kGroup>(a, rows, round.highest);
+      move_references(round.highest, rows, factors);
+      weigh(weights[1]);
+    }
+  }
+  give_back<kGroup>(a, round.places[0]);
+  if (!round.pair) return;
+  rescale_if_moved(factors, out);
+  if constexpr (kGroup == 0) await_weights<kGroup>(a, weights[1]);
+  accumulate<Element, kGroup>(a, round.places[1], weights[1], out);
+  give_back<kGroup>(a, round.places[1]);
+}
+
+// Where they stay until they are outgrown.
+template <class Element, int kGroup, class Params>
+__device__ __forceinline__ void stay(const Params& p, const Attention& a, Round& round, Rows& rows, Output& out) {
+  Weights weights[kGroups];
+  float factors[2];
+  const auto weigh = [&](Weights& own) {
+    return send_weights<Element, kGroup>(p, a, round.block, round.places[kGroup], round.score, round.factor,
+                                         round.highest, rows, factors, own);
+  };
+  bool moved = false;
+  if constexpr (kGroup == 0) {
+    if (weigh(weights[0])) rescale_output(factors, out);
+  } else {
+    receive_weights<kGroup>(a, rows, weights[0], out);
+  }
+  accumulate<Element, kGroup>(a, round.places[0], weights[0], out);
+  if (kGroup == 1 && round.pair) moved = weigh(weights[1]);
+  give_back<kGroup>(a, round.places[0]);
+  if (!round.pair) return;
+  if constexpr (kGroup == 0) receive_weights<kGroup>(a, rows, weights[1], out);
+  if (moved) rescale_output(factors, out);
+  accumulate<Element, kGroup>(a, round.places[1], weights[1], out);
+  give_back<kGroup>(a, round.places[1]);
+}
+
 template <class Element, int kGroup, class Feed, class Params>
 __device__ __forceinline__ void attend_group(const Params& p, const Attention& a) {
-  constexpr bool kFollows = kFollowsMaxima<Params>;
   uint32_t first = 0;  // the number of the round's first block in the part
   [[maybe_unused]] uint32_t references_parity = 0;
   for (uint32_t item_parity = 0;; item_parity ^= 1) {
@@ -33,76 +105,21 @@ __device__ __forceinline__ void attend_group(const Params& p, const Attention& a
     Output out = {};
 
     for (int32_t number = 0; number < blocks; number += kGroups) {
-      const bool pair = number + 1 < blocks;
-      const Place places[kGroups] = {Place(first), Place(first + 1)};
-      const Block block(tile, visible_end, number + kGroup);
-      Scores score;
-      Weights weights[kGroups];
-      float factor = 0, highest[2], factors[2];
+      Round round(first, number + 1 < blocks, Block(tile, visible_end, number + kGroup));
+      const bool own = kGroup == 0 || round.pair;
       uint32_t valid_slices = 0;
-      if (kGroup == 0 || pair) valid_slices = score_block<Element, Feed>(p, a, places[kGroup], score);
+      if (own) valid_slices = score_block<Element, Feed>(p, a, round.places[kGroup], round.score);
       if (number + kGroups >= blocks) ptx::mbarrier_arrive_warp(ptx::shared_address(&a.control.query_empty));
-      if (kGroup == 0 || pair) {
-        factor = prepare_scores(a, block, valid_slices, score);
-        highest_scores(score, factor, highest);
+      if (own) {
+        round.factor = prepare_scores(a, round.block, valid_slices, round.score);
+        highest_scores(round.score, round.factor, round.highest);
       }
-      if constexpr (kFollows && kGroup == 0) {
-        send_references<kGroup>(a, rows, highest);
-        move_references(highest, rows, factors);
-        rescale_if_moved(factors, out);
-        weigh_block<Element, kGroup>(a, block, places[0], score, factor, rows, weights[0]);
-        accumulate<Element, kGroup>(a, places[0], weights[0], out);
-        if (pair) receive_references<kGroup>(a, references_parity, rows, factors);
-        give_back<kGroup>(a, places[0]);
-        if (pair) {
-          rescale_if_moved(factors, out);
-          await_weights<kGroup>(a, weights[1]);
-          accumulate<Element, kGroup>(a, places[1], weights[1], out);
-          give_back<kGroup>(a, places[1]);
-        }
-      } else if constexpr (kFollows) {
-        receive_references<kGroup>(a, references_parity, rows, factors);
-        rescale_if_moved(factors, out);
-        await_weights<kGroup>(a, weights[0]);
-        accumulate<Element, kGroup>(a, places[0], weights[0], out);
-        if (pair) {
-          send_references<kGroup>(a, rows, highest);
-          move_references(highest, rows, factors);
-          weigh_block<Element, kGroup>(a, block, places[1], score, factor, rows, weights[1]);
-        }
-        give_back<kGroup>(a, places[0]);
-        if (pair) {
-          rescale_if_moved(factors, out);
-          accumulate<Element, kGroup>(a, places[1], weights[1], out);
-          give_back<kGroup>(a, places[1]);
-        }
-      } else if constexpr (kGroup == 0) {
-        if (send_weights<Element, kGroup>(p, a, block, places[0], score, factor, highest, rows, factors, weights[0])) {
-          rescale_output(factors, out);
-        }
-        accumulate<Element, kGroup>(a, places[0], weights[0], out);
-        give_back<kGroup>(a, places[0]);
-        if (pair) {
-          receive_weights<kGroup>(a, rows, weights[1], out);
-          accumulate<Element, kGroup>(a, places[1], weights[1], out);
-          give_back<kGroup>(a, places[1]);
-        }
+      if constexpr (kFollowsMaxima<Params>) {
+        follow<Element, kGroup>(a, round, references_parity, rows, out);
       } else {
-        receive_weights<kGroup>(a, rows, weights[0], out);
-        accumulate<Element, kGroup>(a, places[0], weights[0], out);
-        bool moved = false;
-        if (pair) {
-          moved =
-              send_weights<Element, kGroup>(p, a, block, places[1], score, factor, highest, rows, factors, weights[1]);
-        }
-        give_back<kGroup>(a, places[0]);
-        if (pair) {
-          if (moved) rescale_output(factors, out);
-          accumulate<Element, kGroup>(a, places[1], weights[1], out);
-          give_back<kGroup>(a, places[1]);
-        }
+        stay<Element, kGroup>(p, a, round, rows, out);
       }
-      first += pair ? 2 : 1;
+      first += round.pair ? 2 : 1;
     }
     finish_tile<Element>(p, tile, kGroup, a.row, rows, out, a.control);
   }
