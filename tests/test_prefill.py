@@ -642,11 +642,22 @@ def test_derivative_is_refused(implementation):
             jax.jvp(partial(loss, implementation=name), (q,), (q,))
 
 
-def test_heads_over_devices(implementation):
-    """Inside shard_map, carry and all: no collective, and results typed as varying."""
+def two_devices():
+    """A mesh of them over heads, or the test is skipped."""
     found = jax.devices(jax.config.jax_default_device.platform)
     if len(found) < 2:
         pytest.skip("needs 2 devices")
+    return jax.make_mesh((2,), ("heads",), (AxisType.Auto,), devices=found[:2])
+
+
+def assert_no_collective(run, *operands):
+    text = run.lower(*operands).compile().as_text()
+    assert "all-gather" not in text and "all-reduce" not in text
+
+
+def test_heads_over_devices(implementation):
+    """Inside shard_map, carry and all: no collective, and results typed as varying."""
+    mesh = two_devices()
     cu = ragged((20, 9), (25, 9))
     q, k, kv_up = operands(29, 34, 6)
     carry = carry_of(29, 6)
@@ -655,22 +666,19 @@ def test_heads_over_devices(implementation):
     def call(q, k, v, carry):
         return mla_prefill(q, k, v, *cu, causal=True, scale=SCALE, carry=carry, implementation=implementation)
 
-    options = {"mesh": jax.make_mesh((2,), ("heads",), (AxisType.Auto,), devices=found[:2]), "in_specs": by_head}
+    options = {"mesh": mesh, "in_specs": by_head}
     run = jax.jit(jax.shard_map(call, out_specs=by_head, **options))
     got = run(q, k, values(kv_up), carry)
     for x, y in zip(got, call(q, k, values(kv_up), carry), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-6)
-    text = run.lower(q, k, values(kv_up), carry).compile().as_text()
-    assert "all-gather" not in text and "all-reduce" not in text
+    assert_no_collective(run, q, k, values(kv_up), carry)
     with pytest.raises(ValueError, match="out_specs"):
         jax.shard_map(call, out_specs=P(), **options)(q, k, values(kv_up), carry)
 
 
 def test_keys_in_parts_over_devices(implementation):
     """Nope parts and values sharded over heads, rope keys on every device: no collective."""
-    found = jax.devices(jax.config.jax_default_device.platform)
-    if len(found) < 2:
-        pytest.skip("needs 2 devices")
+    mesh = two_devices()
     cu = ragged((20, 9), (25, 9))
     q, _, kv_up = operands(29, 34, 6)
     _, pair = in_parts(34, 6)
@@ -679,10 +687,8 @@ def test_keys_in_parts_over_devices(implementation):
         return mla_prefill(q, pair, v, *cu, causal=True, scale=SCALE, implementation=implementation)
 
     by_head = P(None, "heads")
-    mesh = jax.make_mesh((2,), ("heads",), (AxisType.Auto,), devices=found[:2])
     specs = {"in_specs": (by_head, (by_head, P()), by_head), "out_specs": by_head}
     run = jax.jit(jax.shard_map(call, mesh=mesh, **specs))
     for x, y in zip(run(q, pair, values(kv_up)), call(q, pair, values(kv_up)), strict=True):
         np.testing.assert_allclose(x.astype(jnp.float32), y.astype(jnp.float32), rtol=1e-2, atol=1e-2)
-    text = run.lower(q, pair, values(kv_up)).compile().as_text()
-    assert "all-gather" not in text and "all-reduce" not in text
+    assert_no_collective(run, q, pair, values(kv_up))

@@ -39,11 +39,9 @@ Capability prefill_row(const char* dtype) {
 }
 
 #if defined(JAX_MLA_SM90)
-// sm_90a's instructions are of compute capability 9.0 alone. Several tiles of 64 rows take no longer than narrow ones
-// (docs/hopper.md).
+// sm_90a's instructions are of compute capability 9.0 alone.
 Capability sm90_row(const char* dtype) {
   Capability decode = decode_row(dtype, dtype);
-  decode.largest_if_several = true;
   decode.variant = "sm90";
   decode.architecture = "sm_90";
   decode.tile_rows.assign(std::begin(sm90::kTileSizes), std::end(sm90::kTileSizes));
@@ -54,7 +52,6 @@ Capability sm90_row(const char* dtype) {
 Capability sm90_fp8_row(const char* q_dtype) {
   Capability decode = sm90_row(q_dtype);
   decode.cache_dtype = kE4M3FN;
-  decode.largest_if_several = false;
   decode.tile_rows.assign(std::begin(sm90::fp8::kTileSizes), std::end(sm90::fp8::kTileSizes));
   decode.page_sizes.assign(std::begin(sm90::fp8::kPageSizes), std::end(sm90::fp8::kPageSizes));
   return decode;
@@ -88,8 +85,10 @@ std::vector<Capability> capabilities() {
   for (const char* v_dtype : {kBF16, kKernelValues}) {
     rows.push_back(sm90_prefill_row(row("mla_prefill", kE4M3FN, v_dtype)));
   }
-  rows.push_back(sm90_row(kBF16));
-  rows.push_back(sm90_row(kF16));
+  for (const char* dtype : {kBF16, kF16}) {
+    rows.push_back(sm90_row(dtype));
+    rows.back().largest_if_several = true;  // several tiles of 64 rows take no longer than narrow ones: docs/hopper.md
+  }
   for (const char* q_dtype : {kBF16, kF16, kE4M3FN}) rows.push_back(sm90_fp8_row(q_dtype));
   for (const char* dtype : {kBF16, kF16}) rows.push_back(sm90_sparse_row(dtype, dtype));
   for (const char* q_dtype : {kBF16, kF16, kE4M3FN}) rows.push_back(sm90_sparse_row(q_dtype, kE4M3FN));

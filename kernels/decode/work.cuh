@@ -104,13 +104,10 @@ __device__ __forceinline__ void add_sink(const DecodeParams&, const Tile&, int32
 // Whoever reads keys that have arrived calls this before the first product: copies of the copy engine need nothing.
 __device__ __forceinline__ void order_arrived_keys(const DecodeParams&) {}
 
-// Whether the reference of a row's exponents follows its maximum at once: then the row's largest weight is 1, which is
-// exact in any format.
+// By how much, in base 2, a row's maximum outgrows the reference of its exponents before that follows. At once: then
+// the row's largest weight is 1, which is exact in any format.
 template <class Params>
-inline constexpr bool kFollowsMaxima = true;
-
-// By how much, in base 2, the maximum outgrows the reference before that follows.
-__device__ __forceinline__ float reference_slack(const DecodeParams&) { return 0; }
+inline constexpr float kReferenceSlack = 0;
 
 // Which of the pages that share a block has its token `token`.
 __device__ __forceinline__ int page_in_block(const DecodeParams& p, int token) {

@@ -27,8 +27,9 @@ Error check(const PrefillParams& p) {
            std::to_string(known);
   }
   const bool fp8 = is_fp8(p.dtype);
-  if (fp8 && p.k_pe != nullptr)
+  if (fp8 && p.k_pe != nullptr) {
     return "jax_mla: mla_prefill of " + kinds(p) + " takes keys as one array, and has a k_pe";
+  }
   if ((!fp8 && (p.q_scale != nullptr || p.k_scale != nullptr)) || (!is_fp8(p.v_dtype) && p.v_scale != nullptr)) {
     return "jax_mla: q_scale, k_scale and v_scale belong to fp8, this mla_prefill has " + kinds(p);
   }

@@ -103,9 +103,7 @@ __device__ __forceinline__ int32_t visible_end(const SparseDecodeParams&, const 
 }
 
 template <>
-inline constexpr bool kFollowsMaxima<SparseDecodeParams> = false;
-
-__device__ __forceinline__ float reference_slack(const SparseDecodeParams&) { return kSlack; }
+inline constexpr float kReferenceSlack<SparseDecodeParams> = kSlack;
 
 __device__ __forceinline__ int page_in_block(const SparseDecodeParams&, int) { return 0; }
 

@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "kernels/entry.h"
+#include "tests/native/key_parts.h"
 #include "tests/native/support.h"
 
 namespace mla::test {
@@ -59,7 +60,7 @@ class PrefillCase {
     q.fill_random(random, 0, q.count());
     k.fill_random(random, 0, k.count());
     v.fill_random(random, 0, v.count());
-    if (in_parts()) share_rope();
+    if (in_parts()) share_rope(k, stored, s.heads);
     if (s.key_mask) {
       const bool often = pick(random, 0, 1) == 1;
       for (int i = 0; i < (stored + 31) / 32; ++i) {
@@ -125,7 +126,7 @@ class PrefillCase {
 
   PrefillParams params() {
     if (shape.tiled) tile_values();
-    if (in_parts()) part_keys();
+    if (in_parts()) make_parts();
     PrefillParams p{};
     p.q = q.data();
     p.k = !in_parts() ? k.data() : is_up_projection() ? v.data() : nope_.data();
@@ -183,26 +184,13 @@ class PrefillCase {
   // Nope parts and values lie side by side.
   bool is_up_projection() const { return shape.nope_width == 2 * kNope && shape.whole_values; }
 
-  // Head 0's rope keys become those of all heads.
-  void share_rope() {
-    for (int64_t row = 0; row < int64_t{stored} * shape.heads; ++row) {
-      const int64_t first = row / shape.heads * shape.heads;
-      for (int c = kNope; c < kHeadDim; ++c) k.set_code(row * kHeadDim + c, k.code(first * kHeadDim + c));
-    }
-  }
-
   // The same keys in parts, amid NaN.
-  void part_keys() {
+  void make_parts() {
     nope_ = Array(shape.type, int64_t{stored} * shape.heads * shape.nope_width);
     k_pe_ = Array(shape.type, int64_t{stored} * shape.rope_width);
     nope_.fill_nan();
     k_pe_.fill_nan();
-    Array& nope = is_up_projection() ? v : nope_;
-    for (int64_t row = 0; row < int64_t{stored} * shape.heads; ++row) {
-      for (int c = 0; c < kNope; ++c) nope.set_code(row * shape.nope_width + c, k.code(row * kHeadDim + c));
-      const int64_t rope = (row / shape.heads + 1) * shape.rope_width - kHeadDim;
-      for (int c = kNope; c < kHeadDim; ++c) k_pe_.set_code(rope + c, k.code(row * kHeadDim + c));
-    }
+    part_keys(k, stored, shape.heads, is_up_projection() ? v : nope_, shape.nope_width, k_pe_, shape.rope_width);
   }
 
   void tile_values() {

@@ -8,6 +8,7 @@
 
 #include "kernels/capability.h"
 #include "kernels/entry.h"
+#include "tests/native/key_parts.h"
 #include "tests/native/support.h"
 
 namespace mla::test {
@@ -63,7 +64,7 @@ struct PrefillCase {
     v = Array(s.type, int64_t{stored} * s.heads * v_stride);
     q.fill_random(random, 0, int64_t{cu_q.back()} * s.heads * kHeadDim);
     k.fill_random(random, 0, int64_t{cu_kv.back()} * s.heads * kHeadDim);
-    if (in_parts()) share_rope();
+    if (in_parts()) share_rope(k, stored, s.heads);
     key_mask.assign((stored + 31) / 32, 0);
     for (int key = 0; key < stored; ++key) {
       const bool seen = !s.masked || pick(random, 0, 3) > 0;
@@ -88,24 +89,12 @@ struct PrefillCase {
 
   bool in_parts() const { return shape.nope_width != 0; }
 
-  // Head 0's rope keys become those of all heads.
-  void share_rope() {
-    for (int64_t row = 0; row < int64_t{stored} * shape.heads; ++row) {
-      const int64_t first = row / shape.heads * shape.heads;
-      for (int c = kNope; c < kHeadDim; ++c) k.set_code(row * kHeadDim + c, k.code(first * kHeadDim + c));
-    }
-  }
-
   // The same keys in parts, amid NaN; in the up-projection beside the values where there is one.
-  void part_keys(PrefillParams& p) {
+  void give_parts(PrefillParams& p) {
     nope = Array(shape.type, int64_t{stored} * shape.heads * shape.nope_width);
     k_pe = Array(shape.type, int64_t{stored} * shape.rope_width);
     Array& target = shape.nope_width == v_stride && shape.whole_values ? v : nope;
-    for (int64_t row = 0; row < int64_t{stored} * shape.heads; ++row) {
-      for (int c = 0; c < kNope; ++c) target.set_code(row * shape.nope_width + c, k.code(row * kHeadDim + c));
-      const int64_t rope = (row / shape.heads + 1) * shape.rope_width - kHeadDim;
-      for (int c = kNope; c < kHeadDim; ++c) k_pe.set_code(rope + c, k.code(row * kHeadDim + c));
-    }
+    part_keys(k, stored, shape.heads, target, shape.nope_width, k_pe, shape.rope_width);
     p.k = target.data();
     p.k_stride = shape.nope_width;
     p.k_pe = k_pe.data();
@@ -118,7 +107,7 @@ struct PrefillCase {
     p.q = q.data();
     p.k = k.data();
     p.k_stride = kHeadDim;
-    if (in_parts()) part_keys(p);
+    if (in_parts()) give_parts(p);
     p.v = v.data();
     p.v_stride = v_stride;
     p.v_offset = v_offset;

@@ -234,12 +234,12 @@ __device__ __forceinline__ void score_tiles(const Params& p, uint32_t ring, uint
         const uint32_t before = control.messages[other];
         if (before & kRescale) rescale_sums<Shape>(control.rescale[other], sums);
         unset = before & kUnset;
-        outgrown = subtract_references<Shape>(reference_slack(p), control.references, score);
+        outgrown = subtract_references<Shape>(kReferenceSlack<Params>, control.references, score);
       }
       uint32_t message = 0;
       // The barrier also shows that all of the group have read the keys, so that the weights may replace them.
       if (ptx::barrier_any(kGroupBarrier + group, kGroupThreads, outgrown || unset)) {
-        message = move_references(reference_slack(p), /*fresh=*/block == 0, tile.rows, group, score, control);
+        message = move_references(kReferenceSlack<Params>, /*fresh=*/block == 0, tile.rows, group, score, control);
         if (message & kRescale) rescale_sums<Shape>(control.rescale[group], sums);
       }
       if (block + 1 == blocks) message |= kLast;

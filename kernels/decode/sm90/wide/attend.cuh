@@ -65,12 +65,12 @@ __device__ __forceinline__ void follow(const Attention& a, Round& round, uint32_
 }
 
 // Where they stay until they are outgrown.
-template <class Element, int kGroup, class Params>
-__device__ __forceinline__ void stay(const Params& p, const Attention& a, Round& round, Rows& rows, Output& out) {
+template <class Element, int kGroup>
+__device__ __forceinline__ void stay(float slack, const Attention& a, Round& round, Rows& rows, Output& out) {
   Weights weights[kGroups];
   float factors[2];
   const auto weigh = [&](Weights& own) {
-    return send_weights<Element, kGroup>(p, a, round.block, round.places[kGroup], round.score, round.factor,
+    return send_weights<Element, kGroup>(slack, a, round.block, round.places[kGroup], round.score, round.factor,
                                          round.highest, rows, factors, own);
   };
   bool moved = false;
@@ -114,10 +114,10 @@ __device__ __forceinline__ void attend_group(const Params& p, const Attention& a
         round.factor = prepare_scores(a, round.block, valid_slices, round.score);
         highest_scores(round.score, round.factor, round.highest);
       }
-      if constexpr (kFollowsMaxima<Params>) {
+      if constexpr (kReferenceSlack<Params> == 0) {
         follow<Element, kGroup>(a, round, references_parity, rows, out);
       } else {
-        stay<Element, kGroup>(p, a, round, rows, out);
+        stay<Element, kGroup>(kReferenceSlack<Params>, a, round, rows, out);
       }
       first += round.pair ? 2 : 1;
     }

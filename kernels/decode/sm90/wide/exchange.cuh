@@ -64,8 +64,7 @@ __device__ __forceinline__ void await_weights(const Attention& a, Weights& weigh
 // Of a block that the other group has weighed: its weights, and the references that they are relative to.
 template <int kGroup>
 __device__ __forceinline__ void receive_weights(const Attention& a, Rows& rows, Weights& weights, Output& out) {
-  ptx::barrier_sync(kWeightsBarrier + (1 - kGroup) * kGroupWarps + a.warp, 2 * 32);
-  read_weights(a.weights, weights);
+  await_weights<kGroup>(a, weights);
   const float next[2] = {a.control.references[a.row], a.control.references[a.row + 8]};
   if (__any_sync(0xFFFFFFFF, next[0] != rows.reference[0] || next[1] != rows.reference[1])) {
     float factors[2];
@@ -116,12 +115,12 @@ __device__ __forceinline__ void weigh_block(const Attention& a, const Block& blo
 
 // The weights of a block that this group has scored, and the references that they are relative to. True: these have
 // moved, and by `factors` what was summed before has to be multiplied.
-template <class Element, int kGroup, class Params>
-__device__ __forceinline__ bool send_weights(const Params& p, const Attention& a, const Block& block,
-                                             const Place& place, const Scores& score, float factor, float (&highest)[2],
-                                             Rows& rows, float (&factors)[2], Weights& weights) {
+template <class Element, int kGroup>
+__device__ __forceinline__ bool send_weights(float slack, const Attention& a, const Block& block, const Place& place,
+                                             const Scores& score, float factor, float (&highest)[2], Rows& rows,
+                                             float (&factors)[2], Weights& weights) {
   float next[2];
-  const bool moved = next_references(reference_slack(p), highest, rows, next);
+  const bool moved = next_references(slack, highest, rows, next);
   if (moved) move_references(next, rows, factors);
 #pragma unroll
   for (int e = 0; e < 2; ++e) {

@@ -74,34 +74,25 @@ inline void copy_bytes(uint32_t shared, const void* global, uint32_t bytes, uint
 
 inline void fence_async_proxy() {}
 
-inline uint4 load_shared_16(uint32_t shared) {
-  emulator::require(shared % 16 == 0, "a vector is aligned to 16 bytes");
-  uint4 value;
-  std::memcpy(&value, machine.shared(shared), 16);
+template <class T>
+T load_shared(uint32_t shared) {
+  emulator::require(shared % sizeof(T) == 0, "an access is aligned to its size");
+  T value;
+  std::memcpy(static_cast<void*>(&value), machine.shared(shared), sizeof(T));
   return value;
 }
 
-inline void store_shared_16(uint32_t shared, uint4 value) {
-  emulator::require(shared % 16 == 0, "a vector is aligned to 16 bytes");
-  std::memcpy(machine.shared(shared), &value, 16);
+template <class T>
+void store_shared(uint32_t shared, const T& value) {
+  emulator::require(shared % sizeof(T) == 0, "an access is aligned to its size");
+  std::memcpy(machine.shared(shared), static_cast<const void*>(&value), sizeof(T));
 }
 
-inline uint32_t load_shared_4(uint32_t shared) {
-  emulator::require(shared % 4 == 0, "a word is aligned to 4 bytes");
-  uint32_t value;
-  std::memcpy(&value, machine.shared(shared), 4);
-  return value;
-}
-
-inline void store_shared_4(uint32_t shared, uint32_t value) {
-  emulator::require(shared % 4 == 0, "a word is aligned to 4 bytes");
-  std::memcpy(machine.shared(shared), &value, 4);
-}
-
-inline void store_shared_half(uint32_t shared, __half value) {
-  emulator::require(shared % 2 == 0, "a half is aligned to 2 bytes");
-  std::memcpy(machine.shared(shared), static_cast<const void*>(&value), 2);
-}
+inline uint4 load_shared_16(uint32_t shared) { return load_shared<uint4>(shared); }
+inline void store_shared_16(uint32_t shared, uint4 value) { store_shared(shared, value); }
+inline uint32_t load_shared_4(uint32_t shared) { return load_shared<uint32_t>(shared); }
+inline void store_shared_4(uint32_t shared, uint32_t value) { store_shared(shared, value); }
+inline void store_shared_half(uint32_t shared, __half value) { store_shared(shared, value); }
 
 inline void stmatrix_x2_trans(uint32_t shared, uint32_t first, uint32_t second) {
   auto& values = machine.warp().values;
