@@ -7,6 +7,8 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/racecheck.cuh"
+
 namespace mla::ptx {
 
 // --- mbarriers. A phase ends when `count` arrivals and all announced bytes are in; waiting for parity 0 is waiting for
@@ -25,16 +27,7 @@ __device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(barrier) : "memory");
 }
 
-// How often a warp arrives. Once is enough, since __syncwarp orders what its other lanes did before;
-// compute-sanitizer's racecheck, which knows what a thread did before its own arrival alone, wants every lane's: a
-// build for it defines MLA_RACECHECK.
-#if defined(MLA_RACECHECK)
-constexpr uint32_t kWarpArrivals = 32;
-#else
-constexpr uint32_t kWarpArrivals = 1;
-#endif
-
-// By a whole warp.
+// By a whole warp, kWarpArrivals times.
 __device__ __forceinline__ void mbarrier_arrive_warp(uint32_t barrier) {
   __syncwarp();
   if (kWarpArrivals > 1 || threadIdx.x % 32 == 0) mbarrier_arrive(barrier);
@@ -43,6 +36,16 @@ __device__ __forceinline__ void mbarrier_arrive_warp(uint32_t barrier) {
 // One arrival, and `bytes` that copies will deliver before the phase ends.
 __device__ __forceinline__ void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+// By a whole warp: kWarpArrivals arrivals, the first lane's with `bytes`.
+__device__ __forceinline__ void mbarrier_arrive_expect_warp(uint32_t barrier, uint32_t bytes) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) {
+    mbarrier_arrive_expect(barrier, bytes);
+  } else if (kWarpArrivals > 1) {
+    mbarrier_arrive(barrier);
+  }
 }
 
 __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity) {
@@ -69,10 +72,12 @@ __device__ __forceinline__ void cp_async_arrive(uint32_t barrier) {
 
 __device__ __forceinline__ void barrier_sync(int32_t name, int32_t threads) {
   asm volatile("barrier.cta.sync %0, %1;\n" ::"r"(name), "r"(threads) : "memory");
+  twin_sync(name, threads);
 }
 
 __device__ __forceinline__ void barrier_arrive(int32_t name, int32_t threads) {
   asm volatile("barrier.cta.arrive %0, %1;\n" ::"r"(name), "r"(threads) : "memory");
+  twin_arrive(name, threads);
 }
 
 // As barrier_sync; true where any of the threads brought true.
@@ -88,6 +93,7 @@ __device__ __forceinline__ bool barrier_any(int32_t name, int32_t threads, bool 
       : "=r"(any)
       : "r"(static_cast<uint32_t>(value)), "r"(name), "r"(threads)
       : "memory");
+  twin_sync(name, threads);
   return any != 0;
 }
 

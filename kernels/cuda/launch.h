@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <string>
 
+#include "kernels/cuda/racecheck.cuh"
 #include "kernels/device.h"
 #include "kernels/dtype_name.h"
 #include "kernels/entry.h"
@@ -39,10 +40,10 @@ template <class... Parameters, class... Arguments>
 Error launch(const char* name, void (*kernel)(Parameters...), const LaunchShape& shape, const Device& device,
              const Arguments&... arguments) {
   constexpr size_t kDefaultSharedBytes = 48 * 1024;  // more has to be asked for
+  const size_t shared_bytes = shape.shared_bytes + ptx::kTwinBytes;
   cudaError_t status = cudaSuccess;
-  if (shape.shared_bytes > kDefaultSharedBytes) {
-    status =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shape.shared_bytes));
+  if (shared_bytes > kDefaultSharedBytes) {
+    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
   }
   if (status == cudaSuccess) {
     cudaLaunchAttribute dependent{};
@@ -51,7 +52,7 @@ Error launch(const char* name, void (*kernel)(Parameters...), const LaunchShape&
     cudaLaunchConfig_t config{};
     config.gridDim = shape.grid;
     config.blockDim = shape.block;
-    config.dynamicSmemBytes = shape.shared_bytes;
+    config.dynamicSmemBytes = shared_bytes;
     config.stream = stream_of(device);
     config.attrs = &dependent;
     config.numAttrs = shape.dependent ? 1 : 0;
@@ -60,7 +61,7 @@ Error launch(const char* name, void (*kernel)(Parameters...), const LaunchShape&
   if (status == cudaSuccess) return {};
   return device_error("jax_mla: launching " + std::string(name) + " with grid " + std::to_string(shape.grid.x) +
                           ", block " + std::to_string(shape.block.x * shape.block.y) + " and " +
-                          std::to_string(shape.shared_bytes) + " bytes of shared memory on device " +
+                          std::to_string(shared_bytes) + " bytes of shared memory on device " +
                           std::to_string(device.ordinal) + " failed",
                       status);
 }

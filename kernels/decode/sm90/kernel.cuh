@@ -43,6 +43,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   const uint32_t queries = ring + Shape::kSlots * kSlotBytes;
   auto& control = *reinterpret_cast<Control<Shape>*>(shared_base + Shape::kSlots * kSlotBytes + Shape::kQueryBytes);
   ptx::launch_dependents();
+  ptx::init_twins();
 
   // Through a shuffle the compiler knows that the warp's number is uniform.
   const int warp = __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / 32, 0);

@@ -67,6 +67,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if constexpr (Format::kFp8Values) zero_values<Format>(memory);
   ptx::wait_for_previous_kernel();
   ptx::launch_dependents();
+  ptx::init_twins();
   ptx::barrier_sync(kStartBarrier, kThreads);
 
   if (warp < kAttendWarps) {

@@ -78,6 +78,7 @@ __global__ void __launch_bounds__(Layout<kTileRows>::kThreads, 1)
     sparse_kernel(const __grid_constant__ SparseDecodeParams p, const __grid_constant__ QueryMaps maps) {
   extern __shared__ __align__(1024) unsigned char shared_base[];
   ptx::launch_dependents();
+  ptx::init_twins();
   if constexpr (kTileRows == sm90::wide::kRows) {
     run_wide<Element>(p, maps, shared_base);
   } else {

@@ -18,11 +18,11 @@
 
 namespace mla::sm90::fp8 {
 
-// By one thread.
+// By one thread. `full_arrivals`: for a slot.
 template <class Shape>
-__device__ __forceinline__ void init_barriers(Control<Shape>& control) {
+__device__ __forceinline__ void init_barriers(Control<Shape>& control, uint32_t full_arrivals = 1) {
   for (int i = 0; i < Shape::kSlots; ++i) {
-    ptx::mbarrier_init(ptx::shared_address(&control.full[i]), 1);
+    ptx::mbarrier_init(ptx::shared_address(&control.full[i]), full_arrivals);
     ptx::mbarrier_init(ptx::shared_address(&control.empty[i]), Shape::kSlotReaders * ptx::kWarpArrivals);
   }
   ptx::mbarrier_init(ptx::shared_address(&control.tile_full), 1);
@@ -65,6 +65,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   const uint32_t base = ptx::shared_address(shared_base);
   auto& control = *reinterpret_cast<Control<Shape>*>(shared_base + Shape::kControlOffset);
   ptx::launch_dependents();
+  ptx::init_twins();
 
   // Through a shuffle the compiler knows that the warp's number is uniform.
   const int warp = __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / 32, 0);

@@ -33,6 +33,7 @@ __device__ __forceinline__ void run(const DecodeParams& p, const TensorMaps& map
   const uint32_t queries = blocks + kBlocks * kBlockBytes;
   auto& control = *reinterpret_cast<Control*>(shared + kBlocks * kBlockBytes + Shape::kQueryBytes);
   ptx::launch_dependents();
+  ptx::init_twins();
 
   // Through a shuffle the compiler knows that the warp's number is uniform.
   const int warp = __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / 32, 0);

@@ -26,7 +26,7 @@ __device__ __forceinline__ void load(const SparseDecodeParams& p, int warp, uint
         ptx::mbarrier_init(base + Shape::kScaledOffset + i * 8, ptx::kWarpArrivals);
       }
     }
-    sm90::fp8::init_barriers<Shape>(control);
+    sm90::fp8::init_barriers<Shape>(control, ptx::kWarpArrivals);
   }
   ptx::barrier_sync(sm90::fp8::kStartBarrier, Shape::kThreads);
   if (warp == Shape::kKeyWarp + fp8::kTokenWarps) {
@@ -49,6 +49,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) fp8_sparse_kernel(const __
   auto& control = *reinterpret_cast<sm90::fp8::Control<Shape>*>(shared_base + Shape::kControlOffset);
   auto& chosen = *reinterpret_cast<ChosenRing*>(shared_base + Shape::kChosenOffset);
   ptx::launch_dependents();
+  ptx::init_twins();
 
   // Through a shuffle the compiler knows that the warp's number is uniform.
   const int warp = __shfl_sync(kWholeWarp, static_cast<int>(threadIdx.x) / 32, 0);
@@ -74,6 +75,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   auto& control = *reinterpret_cast<sm90::fp8::Control<Shape>*>(shared_base + Shape::kControlOffset);
   auto& chosen = *reinterpret_cast<ChosenRing*>(shared_base + Shape::kChosenOffset);
   ptx::launch_dependents();
+  ptx::init_twins();
 
   const int warp = __shfl_sync(kWholeWarp, static_cast<int>(threadIdx.x) / 32, 0);
   if (warp >= Shape::kKeyWarp) {

@@ -44,12 +44,11 @@ __device__ __forceinline__ void load_tokens(const SparseDecodeParams& p, int war
             ptx::store_shared_16(target + i * 16, {});
           }
           if (count < kSlotTokens) ptx::fence_async_proxy();  // before the copy engine writes there again
-          __syncwarp();
           if (lane == 0) {
             control.blocks[position.slot] = {kBlockTokens, kBlockTokens, dense::kAllGroups | (last ? dense::kLast : 0)};
-            // The other warps' bytes may have arrived by now: the phase ends with this arrival and the last of them.
-            ptx::mbarrier_arrive_expect(slot_full, static_cast<uint32_t>(count) * Layout::kTokenBytes);
           }
+          // The other warps' bytes may have arrived by now: the phase ends with this arrival and the last of them.
+          ptx::mbarrier_arrive_expect_warp(slot_full, static_cast<uint32_t>(count) * Layout::kTokenBytes);
         }
         __syncwarp();
         if (slot >= 0 && (Shape::kBlockSlots == 1 || token / kSlotTokens * kSlotTokens == first)) {
@@ -61,10 +60,8 @@ __device__ __forceinline__ void load_tokens(const SparseDecodeParams& p, int war
   }
   if (warp != 0) return;
   ptx::mbarrier_wait(empty + position.slot * 8, position.parity ^ 1);
-  if (lane == 0) {
-    control.blocks[position.slot] = {0, 0, dense::kStop};
-    ptx::mbarrier_arrive(full + position.slot * 8);
-  }
+  if (lane == 0) control.blocks[position.slot] = {0, 0, dense::kStop};
+  ptx::mbarrier_arrive_warp(full + position.slot * 8);
 }
 
 // What the warps that attend need of an item's scales, a slot after the other as they arrive; where tokens have some.

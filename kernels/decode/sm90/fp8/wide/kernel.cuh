@@ -16,6 +16,7 @@ __global__ void __launch_bounds__(WideShape::kThreads, 1)
   const uint32_t base = ptx::shared_address(shared_base);
   auto& control = *reinterpret_cast<Control<WideShape>*>(shared_base + WideShape::kControlOffset);
   ptx::launch_dependents();
+  ptx::init_twins();
 
   // Through a shuffle the compiler knows that the warp's number is uniform.
   const int warp = __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / 32, 0);

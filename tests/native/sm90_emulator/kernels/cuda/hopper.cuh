@@ -27,6 +27,11 @@ inline void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
   machine.arrive(barrier);
 }
 
+inline void mbarrier_arrive_expect_warp(uint32_t barrier, uint32_t bytes) {
+  machine.meet([](auto&) {});
+  if (machine.lane() == 0) mbarrier_arrive_expect(barrier, bytes);
+}
+
 inline void cp_async_arrive(uint32_t barrier) { machine.arrive_behind_copies(barrier); }
 
 inline void mbarrier_wait(uint32_t barrier, uint32_t parity) {
@@ -41,6 +46,8 @@ inline void barrier_arrive(int32_t name, int32_t threads) { machine.named_barrie
 inline bool barrier_any(int32_t name, int32_t threads, bool value) {
   return machine.named_barrier(name, threads, true, value);
 }
+
+inline void init_twins() {}
 
 template <int kNow, int kRegisters>
 void change_registers() {}
