@@ -27,10 +27,14 @@ __device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(barrier) : "memory");
 }
 
-// By a whole warp, kWarpArrivals times.
+// By a whole warp in step, kWarpArrivals times.
+__device__ __forceinline__ void mbarrier_arrive_in_step(uint32_t barrier) {
+  if (kWarpArrivals > 1 || threadIdx.x % 32 == 0) mbarrier_arrive(barrier);
+}
+
 __device__ __forceinline__ void mbarrier_arrive_warp(uint32_t barrier) {
   __syncwarp();
-  if (kWarpArrivals > 1 || threadIdx.x % 32 == 0) mbarrier_arrive(barrier);
+  mbarrier_arrive_in_step(barrier);
 }
 
 // One arrival, and `bytes` that copies will deliver before the phase ends.

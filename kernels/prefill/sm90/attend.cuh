@@ -201,7 +201,7 @@ __device__ __forceinline__ void finish_scores(const Sight& sight, int32_t block,
     for (int i = 0; i < 4; ++i) words[i] = key_words[i];
     __syncwarp();
   }
-  if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(key_empty);
+  ptx::mbarrier_arrive_in_step(key_empty);
   if constexpr (kMasked || kKeyMask) {
     const int32_t first = block * kBlockKeys;
     mask_scores<Format, kKeyMask>(sight.first - first, {sight.visible[0] - first, sight.visible[1] - first}, words,
@@ -250,8 +250,7 @@ __device__ __forceinline__ void attend_tiles(const PrefillParams& p, uint32_t me
     const int32_t block = __shfl_sync(0xFFFFFFFF, tile.blocks, 0) - 1;
     ptx::mbarrier_wait(barrier_at(barriers, offsetof(Control, query_full), group), position.count % 2);
     read_queries<Format>(memory + Format::kQueriesAt + group * Format::kQueryBytes, scaling.flip, queries);
-    __syncwarp();
-    if (lane == 0) ptx::mbarrier_arrive(barrier_at(barriers, offsetof(Control, query_empty), group));
+    ptx::mbarrier_arrive_warp(barrier_at(barriers, offsetof(Control, query_empty), group));
     if (block >= 0) await_keys();
     return block;
   };
@@ -294,7 +293,7 @@ __device__ __forceinline__ void attend_tiles(const PrefillParams& p, uint32_t me
       const auto await_output = [&] {
         ptx::wgmma_wait<0>();
         ptx::hold(out);
-        if (lane == 0) ptx::mbarrier_arrive(barrier_at(barriers, offsetof(Control, value_empty), values.slot()));
+        ptx::mbarrier_arrive_in_step(barrier_at(barriers, offsetof(Control, value_empty), values.slot()));
         values.advance();
       };
       const auto step = [&](auto masked) {
@@ -337,8 +336,7 @@ __device__ __forceinline__ void attend_tiles(const PrefillParams& p, uint32_t me
     } else if (tile.careful == 0 && lane == 0) {
       note_retry(tile, control.retries[group * kGroupWarps + warp]);
     }
-    __syncwarp();
-    if (lane == 0) ptx::mbarrier_arrive(barrier_at(barriers, offsetof(Control, tile_empty), slot));
+    ptx::mbarrier_arrive_warp(barrier_at(barriers, offsetof(Control, tile_empty), slot));
     if (!has_keys) block = await_first_scores(position);
   }
 }

@@ -130,11 +130,9 @@ __device__ __forceinline__ void clear_values(const PrefillParams& p, uint32_t me
         control.unusable[tile_position.slot()][warp] = first_key + first;
       }
       ptx::fence_async_proxy();
-      __syncwarp();
-      if (lane == 0) ptx::mbarrier_arrive(barrier_at(barriers, offsetof(Control, value_full), slot));
+      ptx::mbarrier_arrive_warp(barrier_at(barriers, offsetof(Control, value_full), slot));
     }
-    __syncwarp();
-    if (lane == 0) ptx::mbarrier_arrive(barrier_at(barriers, offsetof(Control, tile_empty), tile_position.slot()));
+    ptx::mbarrier_arrive_warp(barrier_at(barriers, offsetof(Control, tile_empty), tile_position.slot()));
   }
 }
 

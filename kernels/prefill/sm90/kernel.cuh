@@ -16,23 +16,23 @@
 
 namespace mla::sm90_prefill {
 
-// By one thread.
+// By one thread. `key_arrivals`: of the warp that brings keys, when it has read a tile.
 template <int kStages>
-__device__ __forceinline__ void init_barriers(Control& control) {
+__device__ __forceinline__ void init_barriers(Control& control, uint32_t key_arrivals) {
   const auto init = [](uint64_t& barrier, uint32_t count) { ptx::mbarrier_init(ptx::shared_address(&barrier), count); };
   for (int i = 0; i < kTiles; ++i) {
-    init(control.tile_full[i], 1);
-    init(control.tile_empty[i], kTileReaders);
+    init(control.tile_full[i], ptx::kWarpArrivals);
+    init(control.tile_empty[i], (kAttendWarps + kClearWarps) * ptx::kWarpArrivals + key_arrivals);
   }
   for (int i = 0; i < kGroups; ++i) {
     init(control.query_full[i], 1);
-    init(control.query_empty[i], kGroupWarps);
+    init(control.query_empty[i], kGroupWarps * ptx::kWarpArrivals);
   }
   for (int i = 0; i < kStages; ++i) {
     init(control.key_full[i], 1);
-    init(control.key_empty[i], kAttendWarps);
-    init(control.value_full[i], kClearWarps);
-    init(control.value_empty[i], kAttendWarps);
+    init(control.key_empty[i], kAttendWarps * ptx::kWarpArrivals);
+    init(control.value_full[i], kClearWarps * ptx::kWarpArrivals);
+    init(control.value_empty[i], kAttendWarps * ptx::kWarpArrivals);
     init(control.value_raw[i], 1);
   }
   ptx::fence_mbarrier_init();
@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     ptx::prefetch_tensor_map(&maps.nope);
     ptx::prefetch_tensor_map(&maps.rope);
     if constexpr (!Format::kFp8Values) ptx::prefetch_tensor_map(&maps.values);
-    init_barriers<Format::kStages>(control);
+    init_barriers<Format::kStages>(control, kKeyMask ? ptx::kWarpArrivals : 1);
   }
   if constexpr (Format::kFp8Values) zero_values<Format>(memory);
   ptx::wait_for_previous_kernel();

@@ -15,8 +15,9 @@ __device__ __forceinline__ void publish_tile(Control& control) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) {
     for (int i = 0; i < kClearWarps; ++i) control.unusable[position.slot()][i] = kNever;
-    ptx::mbarrier_arrive(barrier_at(ptx::shared_address(&control), offsetof(Control, tile_full), position.slot()));
   }
+  ptx::mbarrier_arrive_in_step(
+      barrier_at(ptx::shared_address(&control), offsetof(Control, tile_full), position.slot()));
 }
 
 // Queries behind the tile's belong to others, or are zeros behind the last; what they give is never stored.
@@ -148,8 +149,15 @@ template <class Format, bool kKeyMask>
 __device__ __forceinline__ void load_keys(const PrefillParams& p, const TensorMaps& maps, uint32_t memory,
                                           Control& control) {
   const int lane = threadIdx.x % 32;
-  const auto sync = [] {
-    if constexpr (kKeyMask) __syncwarp();
+  // By lane 0, whose arrival they are read behind.
+  const auto store_words = [lane](uint32_t word, uint32_t (&words)[4]) {
+    if constexpr (kKeyMask) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const uint32_t own = __shfl_sync(0xFFFFFFFF, word, i);
+        if (lane == 0) words[i] = own;
+      }
+    }
   };
   const uint32_t barriers = ptx::shared_address(&control);
   const uint64_t policy = ptx::evict_normal_policy();
@@ -166,28 +174,31 @@ __device__ __forceinline__ void load_keys(const PrefillParams& p, const TensorMa
       if (kKeyMask && Format::kFp8Values) word &= range_word(tile.kv_begin - first_key, tile.kv_end - first_key, lane);
       const int slot = position.slot();
       ptx::mbarrier_wait(barrier_at(barriers, offsetof(Control, key_empty), slot), position.parity() ^ 1);
-      if (kKeyMask && lane < 4) control.key_words[slot][lane] = word;
-      sync();
+      store_words(word, control.key_words[slot]);
       if (lane == 0) {
         const uint32_t full = barrier_at(barriers, offsetof(Control, key_full), slot);
         copy_keys<Format>(p, maps, memory + Format::kKeysAt + slot * Format::kKeyBytes, first_key, tile.head, full,
                           policy);
       }
       ptx::mbarrier_wait(barrier_at(barriers, offsetof(Control, value_empty), slot), position.parity() ^ 1);
-      if (kKeyMask && lane < 4) control.value_words[slot][lane] = word;
-      sync();
+      store_words(word, control.value_words[slot]);
       if (lane == 0) {
         const bool raw = is_cleared<Format, kKeyMask>(tile, block);
         const uint32_t full =
             barrier_at(barriers, raw ? offsetof(Control, value_raw) : offsetof(Control, value_full), slot);
         copy_values<Format>(p, &maps.values, memory + Format::kValuesAt + slot * Format::kValueBytes, first_key,
                             tile.head, full, policy);
-        if (!raw) ptx::mbarrier_arrive(full);  // for the second clearing warp
+        // For the clearing warps; the copy has arrived once.
+        for (uint32_t i = 1; !raw && i < kClearWarps * ptx::kWarpArrivals; ++i) ptx::mbarrier_arrive(full);
       }
       position.advance();
     }
-    sync();
-    if (lane == 0) ptx::mbarrier_arrive(barrier_at(barriers, offsetof(Control, tile_empty), tile_position.slot()));
+    const uint32_t tile_empty = barrier_at(barriers, offsetof(Control, tile_empty), tile_position.slot());
+    if constexpr (kKeyMask) {
+      ptx::mbarrier_arrive_warp(tile_empty);
+    } else {
+      ptx::mbarrier_arrive(tile_empty);
+    }
   }
 }
 

@@ -101,8 +101,6 @@ struct alignas(64) Control {
   uint64_t value_raw[kMostStages];  // there, and to be cleared
 };
 
-constexpr int kTileReaders = kAttendWarps + 1 + kClearWarps;
-
 // Copy engine's view of the arrays, [column in chunk, token, chunk, head], the innermost axis first. Keys come as their
 // parts. Rope keys that all heads share have an axis of one head.
 struct TensorMaps {

@@ -122,6 +122,7 @@ __device__ __forceinline__ bool send_weights(float slack, const Attention& a, co
   float next[2];
   const bool moved = next_references(slack, highest, rows, next);
   if (moved) move_references(next, rows, factors);
+  __syncwarp();  // all lanes have read those of the block before
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
     if (a.lane % 4 == 0) a.control.references[a.row + 8 * e] = rows.reference[e];

@@ -143,13 +143,22 @@ struct Attention {
     return slots;
   }
 
+  // Whether something of a block's values has to be cleared before they are multiplied.
+  __device__ __forceinline__ bool clears(int32_t block) const {
+    return Values::kClears && control.visible_end[0] - first_token(block) < kBlockTokens;
+  }
+
+  // As soon as the block is there, the operands of its first products; later where it is still to be cleared.
+  __device__ __forceinline__ void start_values(int32_t block, const BlockSlots& slots,
+                                               ValueOperands<Shape>& operands) const {
+    if (!clears(block)) start_block<Shape, Values>(slots, value_line, operands);
+  }
+
   // Until a block's weights are there. `operands`: of its first products.
   __device__ __forceinline__ void await_weights(int32_t block, const BlockSlots& slots,
                                                 ValueOperands<Shape>& operands) const {
     barriers.wait_full(block % 2);
-    if constexpr (Values::kClears) {
-      if (control.visible_end[0] - first_token(block) < kBlockTokens) clear_block(block, slots, operands);
-    }
+    if (clears(block)) clear_block(block, slots, operands);
   }
 
   // docs/hopper.md, "Masks". The scores have been made of what is cleared.
@@ -197,7 +206,7 @@ __device__ __forceinline__ void attend_blocks(Attention<Shape, Keys, Values>& at
     attention.score_block(block, key_operands, score);
     if (block > 0) {
       slots = attention.wait_for(block - 1);
-      if (kStartsEarly) start_block<Shape, Values>(slots, attention.value_line, values);
+      if (kStartsEarly) attention.start_values(block - 1, slots, values);
       attention.await_weights(block - 1, slots, values);
     }
     attention.settle_references(block, score, sum);
@@ -205,7 +214,7 @@ __device__ __forceinline__ void attend_blocks(Attention<Shape, Keys, Values>& at
     const auto scales = attention.keys().scales(attention.own_slot(block));
     const auto weigh = [&](int j) { weigh_rows<Shape>(score, scales, j, target, sum); };
     if (block > 0) {
-      if (!kStartsEarly) start_block<Shape, Values>(slots, attention.value_line, values);
+      if (!kStartsEarly) attention.start_values(block - 1, slots, values);
       static_assert(kSteps == Shape::kRowGroups);
       attention.accumulate(block - 1, slots, values, out, weigh);
     } else {
@@ -213,7 +222,7 @@ __device__ __forceinline__ void attend_blocks(Attention<Shape, Keys, Values>& at
       for (int j = 0; j < Shape::kRowGroups; ++j) weigh(j);
     }
     slots = attention.wait_for(block);
-    start_block<Shape, Values>(slots, attention.value_line, values);
+    attention.start_values(block, slots, values);
     ptx::wgmma_wait<0>();
     if (block > 0) attention.barriers.give_back(group ^ 1);
     attention.hand_over_weights(score, target);
@@ -226,7 +235,7 @@ __device__ __forceinline__ void attend_blocks(Attention<Shape, Keys, Values>& at
   }
   if (block == blocks) {  // the last block is the other group's
     slots = attention.wait_for(block - 1);
-    start_block<Shape, Values>(slots, attention.value_line, values);
+    attention.start_values(block - 1, slots, values);
     attention.await_weights(block - 1, slots, values);
     attention.accumulate(block - 1, slots, values, out, Nothing{});
     ptx::wgmma_wait<0>();

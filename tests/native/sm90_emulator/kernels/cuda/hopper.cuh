@@ -17,9 +17,13 @@ inline void mbarrier_arrive(uint32_t barrier) { machine.arrive(barrier); }
 
 constexpr uint32_t kWarpArrivals = 1;
 
+inline void mbarrier_arrive_in_step(uint32_t barrier) {
+  if (machine.lane() == 0) machine.arrive(barrier);
+}
+
 inline void mbarrier_arrive_warp(uint32_t barrier) {
   machine.meet([](auto&) {});
-  if (machine.lane() == 0) machine.arrive(barrier);
+  mbarrier_arrive_in_step(barrier);
 }
 
 inline void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
