@@ -31,7 +31,8 @@ void check_plan(Checks& checks, const AnyBuffer& items, const AnyBuffer& part_of
 
 ffi::Error plan_decode_handler(Device device, AnyBuffer kv_lens, AnyBuffer cu_q_lens, Result items, Result part_offsets,
                                Result tile_splits, int32_t heads, int32_t max_q_len, int32_t tile_rows,
-                               int32_t overhead_blocks, int32_t min_part_blocks, int32_t slack, bool batch_invariant) {
+                               int32_t overhead_blocks, int32_t min_part_blocks, int32_t few_pieces, int32_t slack,
+                               bool batch_invariant) {
   Checks checks;
   const int64_t batch = kv_lens.element_count();
   checks.that(heads > 0 && max_q_len > 0 && tile_rows > 0, "heads " + std::to_string(heads) + ", max_q_len " +
@@ -52,6 +53,7 @@ ffi::Error plan_decode_handler(Device device, AnyBuffer kv_lens, AnyBuffer cu_q_
   params.max_q_len = max_q_len;
   params.overhead_blocks = overhead_blocks;
   params.min_part_blocks = min_part_blocks;
+  params.few_pieces = few_pieces;
   params.slack = slack;
   params.batch_invariant = batch_invariant;
   const int64_t needed = max_items(batch * row_tiles, params.plan.parts, batch_invariant);
@@ -126,6 +128,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jax_mla_plan_decode, mla::plan_decode_handler,
                                   .Attr<int32_t>("tile_rows")
                                   .Attr<int32_t>("overhead_blocks")
                                   .Attr<int32_t>("min_part_blocks")
+                                  .Attr<int32_t>("few_pieces")
                                   .Attr<int32_t>("slack")
                                   .Attr<bool>("batch_invariant"),
                               {ffi::Traits::kCmdBufferCompatible});

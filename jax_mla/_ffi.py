@@ -154,6 +154,7 @@ def plan_decode(
     heads: HeadSpecification,
     overhead_blocks: int,
     min_part_blocks: int,
+    few_pieces: int,
     slack: int,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """kv_lens [B], cu_q_lens [B + 1] -> items, part_offsets and tile_splits, as in plan_shapes."""
@@ -166,6 +167,7 @@ def plan_decode(
         tile_rows=np.int32(heads.tile_rows),
         overhead_blocks=np.int32(overhead_blocks),
         min_part_blocks=np.int32(min_part_blocks),
+        few_pieces=np.int32(few_pieces),
         slack=np.int32(slack),
         batch_invariant=np.bool_(heads.batch_invariant),
     )

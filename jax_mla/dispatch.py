@@ -82,18 +82,24 @@ class Choice:
 class PlannerTuning:
     """How a platform's planner weighs work, in blocks of 64 tokens.
 
-    overhead_blocks: the fixed cost of a tile. min_part_blocks: of the smallest part. slack: a part may have this much
-    more than its share where that saves cuts, in 1/64 of the share.
+    overhead_blocks: the fixed cost of a tile. min_part_blocks: of the smallest part. few_pieces: where all tiles
+    together have no more blocks than this, parts may have one, since the reduction then reads few pieces. slack: a part may have this
+    much more than its share where that saves cuts, in 1/64 of the share.
     """
 
     overhead_blocks: int
     min_part_blocks: int
+    few_pieces: int
     slack: int
 
 
 # A GPU wants many small parts to fill its multiprocessors; a thread of a CPU is better off with long runs. A
 # multiprocessor of a GPU that ends early leaves its bandwidth to the others: on an H200, 90 of 132 keep memory busy.
-PLANNER_TUNING = {"cpu": PlannerTuning(1, 8, 3), "cuda": PlannerTuning(4, 2, 16), "rocm": PlannerTuning(1, 2, 16)}
+PLANNER_TUNING = {
+    "cpu": PlannerTuning(1, 8, 0, 3),
+    "cuda": PlannerTuning(4, 2, 64, 16),
+    "rocm": PlannerTuning(1, 2, 0, 16),
+}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -72,7 +72,8 @@ struct PlanDecodeParams {
   int32_t heads;
   int32_t max_q_len;
   int32_t overhead_blocks;  // fixed cost of a tile, in blocks
-  int32_t min_part_blocks;  // a part is not made smaller than this cost
+  int32_t min_part_blocks;  // a part is not made smaller than this cost, ...
+  int32_t few_pieces;       // ... but of one block where all tiles together have no more blocks than this
   int32_t slack;            // a part may have this much more than its share where that saves cuts, in 1/64 of the share
   bool batch_invariant;     // a tile's splits depend on its own length alone
 };

@@ -187,15 +187,19 @@ def plan(kv_lens, cu_q_lens, *, heads, max_q_len, tile_rows, parts, batch_invari
     return items, offsets, list(splits.values())
 
 
-def _pieces(lengths, groups, width, tile_rows, batch_invariant, *, overhead_blocks, min_part_blocks, slack):
+def _pieces(lengths, groups, width, tile_rows, batch_invariant, *, overhead_blocks, min_part_blocks, few_pieces, slack):
     """(group, first block, end block) of each piece of units of these lengths, in blocks, none of which is 0."""
 
     def even(length, count):
         chunk = -(-length // count)
         return [(begin, min(begin + chunk, length)) for begin in range(0, length, chunk)]
 
+    least = max(min_part_blocks, 1)
+    if max(lengths, default=0) > least and sum(lengths) * width <= few_pieces:
+        least = 1
+
     def share(total):
-        return max(-(-total // groups), min_part_blocks, 1)
+        return max(-(-total // groups), least)
 
     def with_slack(blocks, slack):
         return blocks + blocks * slack // 64 + min(tile_rows // 9, blocks // 4)

@@ -30,16 +30,16 @@ def compiled(implementation, heads, tuning):
     return jax.jit(partial(reference.plan_decode, num_heads=heads.padded_heads, **fields, **costs))
 
 
-SHAPES = (  # batch, heads, max_q_len, tile_rows, parts, (overhead_blocks, min_part_blocks, slack)
-    (1, 24, 1, 32, 8, (1, 8, 3)),
-    (7, 24, 1, 32, 8, (1, 8, 3)),
-    (6, 128, 1, 64, 132, (5, 2, 5)),
-    (3, 1, 1, 16, 264, (5, 2, 16)),
-    (5, 17, 4, 16, 13, (0, 1, 0)),
-    (4, 96, 3, 256, 2, (1, 8, 3)),
-    (600, 24, 1, 32, 132, (1, 2, 16)),
-    (60, 128, 1, 48, 132, (1, 2, 16)),
-    (40, 128, 2, 48, 31, (1, 2, 16)),
+SHAPES = (  # batch, heads, max_q_len, tile_rows, parts, PlannerTuning
+    (1, 24, 1, 32, 8, (1, 8, 0, 3)),
+    (7, 24, 1, 32, 8, (1, 8, 400, 3)),
+    (6, 128, 1, 64, 132, (5, 2, 600, 5)),
+    (3, 1, 1, 16, 264, (5, 2, 150, 16)),
+    (5, 17, 4, 16, 13, (0, 1, 0, 0)),
+    (4, 96, 3, 256, 2, (1, 8, 0, 3)),
+    (600, 24, 1, 32, 132, (1, 2, 64, 16)),
+    (60, 128, 1, 48, 132, (1, 2, 8, 16)),
+    (40, 128, 2, 48, 31, (1, 2, 0, 16)),
 )
 
 
@@ -135,7 +135,11 @@ def parts_of(implementation, lengths, heads=24, tile_rows=24, parts=132, **optio
         (16, 100000, 128, [196]),  # eight pieces each
         (8, 4096, 128, [4]),
         (1, 8192, 64, [2]),
-        (1, 512, 4, [2]),
+        (1, 4096, 64, [1]),  # few blocks in all: single ones
+        (1, 4097, 33, [2]),
+        (1, 512, 8, [1]),
+        (8, 512, 64, [1]),
+        (1, 128, 1, [2]),  # no longer than a part is otherwise: whole
         (1, 131072, 128, [16]),
     ],
 )
@@ -269,7 +273,7 @@ def test_capacity_follows_from_shapes():
     heads = HeadSpecification(64, 64, 1, 32, 5)
     worst_items = worst_partials = 0
     rng = np.random.default_rng(3)
-    run = compiled("xla", heads, PlannerTuning(0, 1, 3))
+    run = compiled("xla", heads, PlannerTuning(0, 1, 0, 3))
     for _ in range(40):
         lengths = rng.integers(0, 3000, 3).astype(np.int32)
         _, offsets, splits = map(np.asarray, run(lengths, None))

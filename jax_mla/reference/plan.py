@@ -26,6 +26,7 @@ def plan_decode(
     parts: int,
     overhead_blocks: int,
     min_part_blocks: int,
+    few_pieces: int,
     slack: int,
     batch_invariant: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -73,15 +74,18 @@ def plan_decode(
     first_block = end - cost + overhead_blocks  # on the line
 
     # The way of cutting, and with it the pieces of each unit.
+    longest, all_blocks, least = jnp.max(blocks), jnp.sum(blocks, dtype=jnp.int32), max(min_part_blocks, 1)
+    least = jnp.where((longest > least) & (all_blocks * width <= few_pieces), 1, least)
+
     def share(total):
-        return jnp.maximum(ceil_div(total, groups), max(min_part_blocks, 1))
+        return jnp.maximum(ceil_div(total, groups), least)
 
     def with_slack(share, slack):
         return share + share // 64 * slack + share % 64 * slack // 64 + jnp.minimum(tile_rows // 9, share // 4)
 
-    line, even = share(end[-1]), share(jnp.sum(blocks, dtype=jnp.int32))
+    line, even = share(end[-1]), share(all_blocks)
     together = jnp.maximum(ceil_div(jnp.sum(has_work, dtype=jnp.int32), groups), 1)
-    whole = together * (jnp.max(blocks) + overhead_blocks) <= with_slack(line, jnp.where(width == 1, slack, slack // 3))
+    whole = together * (longest + overhead_blocks) <= with_slack(line, jnp.where(width == 1, slack, slack // 3))
     trials = even + (with_slack(even, slack // 3) - even) * jnp.arange(EVEN_TRIALS) // (EVEN_TRIALS - 1)
     fits = jnp.sum(ceil_div(blocks, trials[:, None]), axis=1, dtype=jnp.int32) <= groups
     if batch_invariant:

@@ -114,6 +114,13 @@ MLA_HOST_DEVICE inline int32_t with_slack(const PlanDecodeParams& p, int32_t sha
   return share + divide(share, 64) * slack + divide(share % 64 * slack, 64) + min_of(p.plan.tile_rows / 9, share / 4);
 }
 
+// Blocks that a part has at least. Where there are few in all, single ones end sooner, and the reduction reads few
+// pieces; but what is as short as a part stays whole.
+MLA_HOST_DEVICE inline int32_t least_blocks(const PlanDecodeParams& p, const BatchWork& work) {
+  const int32_t least = max_of(p.min_part_blocks, 1);
+  return work.longest > least && work.tile_blocks <= p.few_pieces ? 1 : least;
+}
+
 // Never `even`: whether that fits instead of `line` is for the caller to find out, where even_trials() says so.
 MLA_HOST_DEVICE inline SplitRule split_rule(const PlanDecodeParams& p, const BatchWork& work) {
   SplitRule rule{};
@@ -128,7 +135,7 @@ MLA_HOST_DEVICE inline SplitRule split_rule(const PlanDecodeParams& p, const Bat
   rule.most_blocks = most_blocks(p);
   const int32_t units = rule.by_request ? work.requests : work.tiles;  // that have work
   const int32_t blocks = rule.by_request ? work.blocks : work.tile_blocks;
-  const int32_t least = max_of(p.min_part_blocks, 1);
+  const int32_t least = least_blocks(p, work);
   // A multiprocessor without work leaves its bandwidth to the others, but not its arithmetic, which is what counts when
   // several tiles share their keys. And pieces of different lengths do not all end when the longest does.
   const int32_t small_slack = p.slack / 3;

@@ -245,6 +245,7 @@ class DecodeCase {
     params.max_q_len = p_.max_q_len;
     params.overhead_blocks = 4;
     params.min_part_blocks = 2;
+    params.few_pieces = 64;
     params.slack = 16;
     params.batch_invariant = shapes_.batch_invariant;
     return params;

@@ -14,6 +14,7 @@ inline Cut check_plan(Random& random, int32_t batch, int64_t longest, bool ragge
   p.max_q_len = pick(random, 1, 4);
   p.overhead_blocks = pick(random, 0, 6);
   p.min_part_blocks = pick(random, 0, 4);
+  p.few_pieces = pick(random, 0, 2) * 64;
   p.slack = pick(random, 0, 20);
   p.batch_invariant = batch_invariant;
   const Variant& variant = decode_variants()[pick(random, 0, decode_variants().size() - 1)];

@@ -124,6 +124,7 @@ class DecodeCase {
             shape.max_q_len,
             /*overhead_blocks=*/1,
             /*min_part_blocks=*/1,
+            /*few_pieces=*/0,
             /*slack=*/3,
             shape.batch_invariant};
   }

@@ -35,6 +35,7 @@ struct PlanCase {
         shape.max_q_len,
         /*overhead_blocks=*/1,
         /*min_part_blocks=*/2,
+        /*few_pieces=*/64,
         /*slack=*/16,
         shape.batch_invariant};
   }

@@ -10,6 +10,7 @@ MLA_KERNEL __launch_bounds__(kPlanMaxThreads) __attribute__((minsize)) mla_plan_
   p.max_q_len = in_vector_register(p.max_q_len);
   p.overhead_blocks = in_vector_register(p.overhead_blocks);
   p.min_part_blocks = in_vector_register(p.min_part_blocks);
+  p.few_pieces = in_vector_register(p.few_pieces);
   p.slack = in_vector_register(p.slack);
   p.plan.tile_rows = in_vector_register(p.plan.tile_rows);
   p.plan.row_tiles = in_vector_register(p.plan.row_tiles);

@@ -15,10 +15,14 @@ inline void fence_mbarrier_init() {}
 
 inline void mbarrier_arrive(uint32_t barrier) { machine.arrive(barrier); }
 
+#if defined(MLA_RACECHECK)
+constexpr uint32_t kWarpArrivals = 32;
+#else
 constexpr uint32_t kWarpArrivals = 1;
+#endif
 
 inline void mbarrier_arrive_in_step(uint32_t barrier) {
-  if (machine.lane() == 0) machine.arrive(barrier);
+  if (kWarpArrivals > 1 || machine.lane() == 0) machine.arrive(barrier);
 }
 
 inline void mbarrier_arrive_warp(uint32_t barrier) {
@@ -33,7 +37,11 @@ inline void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
 
 inline void mbarrier_arrive_expect_warp(uint32_t barrier, uint32_t bytes) {
   machine.meet([](auto&) {});
-  if (machine.lane() == 0) mbarrier_arrive_expect(barrier, bytes);
+  if (machine.lane() == 0) {
+    mbarrier_arrive_expect(barrier, bytes);
+  } else if (kWarpArrivals > 1) {
+    machine.arrive(barrier);
+  }
 }
 
 inline void cp_async_arrive(uint32_t barrier) { machine.arrive_behind_copies(barrier); }
