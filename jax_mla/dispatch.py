@@ -83,8 +83,8 @@ class PlannerTuning:
     """How a platform's planner weighs work, in blocks of 64 tokens.
 
     overhead_blocks: the fixed cost of a tile. min_part_blocks: of the smallest part. few_pieces: where all tiles
-    together have no more blocks than this, parts may have one, since the reduction then reads few pieces. slack: a part may have this
-    much more than its share where that saves cuts, in 1/64 of the share.
+    together have no more blocks than this, parts may have one, since the reduction then reads few pieces. slack: a
+    part may have this much more than its share where that saves cuts, in 1/64 of the share.
     """
 
     overhead_blocks: int

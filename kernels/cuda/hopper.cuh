@@ -42,14 +42,10 @@ __device__ __forceinline__ void mbarrier_arrive_expect(uint32_t barrier, uint32_
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// By a whole warp: kWarpArrivals arrivals, the first lane's with `bytes`.
+// By the first lane of a warp, when the others are there too.
 __device__ __forceinline__ void mbarrier_arrive_expect_warp(uint32_t barrier, uint32_t bytes) {
   __syncwarp();
-  if (threadIdx.x % 32 == 0) {
-    mbarrier_arrive_expect(barrier, bytes);
-  } else if (kWarpArrivals > 1) {
-    mbarrier_arrive(barrier);
-  }
+  if (threadIdx.x % 32 == 0) mbarrier_arrive_expect(barrier, bytes);
 }
 
 __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity) {

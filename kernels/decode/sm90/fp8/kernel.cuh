@@ -18,11 +18,11 @@
 
 namespace mla::sm90::fp8 {
 
-// By one thread. `full_arrivals`: for a slot.
+// By one thread.
 template <class Shape>
-__device__ __forceinline__ void init_barriers(Control<Shape>& control, uint32_t full_arrivals = 1) {
+__device__ __forceinline__ void init_barriers(Control<Shape>& control) {
   for (int i = 0; i < Shape::kSlots; ++i) {
-    ptx::mbarrier_init(ptx::shared_address(&control.full[i]), full_arrivals);
+    ptx::mbarrier_init(ptx::shared_address(&control.full[i]), 1);
     ptx::mbarrier_init(ptx::shared_address(&control.empty[i]), Shape::kSlotReaders * ptx::kWarpArrivals);
   }
   ptx::mbarrier_init(ptx::shared_address(&control.tile_full), 1);

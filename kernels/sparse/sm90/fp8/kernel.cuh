@@ -26,7 +26,7 @@ __device__ __forceinline__ void load(const SparseDecodeParams& p, int warp, uint
         ptx::mbarrier_init(base + Shape::kScaledOffset + i * 8, ptx::kWarpArrivals);
       }
     }
-    sm90::fp8::init_barriers<Shape>(control, ptx::kWarpArrivals);
+    sm90::fp8::init_barriers<Shape>(control);
   }
   ptx::barrier_sync(sm90::fp8::kStartBarrier, Shape::kThreads);
   if (warp == Shape::kKeyWarp + fp8::kTokenWarps) {

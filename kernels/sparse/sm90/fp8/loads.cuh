@@ -6,6 +6,9 @@
 
 namespace mla::sparse_sm90::fp8 {
 
+// Lanes of the first warp that write zeros behind the last token: all, but for racecheck the one that arrives.
+constexpr int kClearLanes = ptx::kWarpArrivals > 1 ? 1 : 32;
+
 // Fills the ring, by the token warps; the first of them reads the indices for all. A copy takes its operands from
 // uniform registers, so a warp asks for its lanes' copies one after the other, about 70 cycles each: one warp alone
 // would need twice the time that memory does. Behind an item's last token are zeros, which weigh nothing and have
@@ -40,8 +43,10 @@ __device__ __forceinline__ void load_tokens(const SparseDecodeParams& p, int war
         if (warp == 0) {
           const int32_t left = blocks.count() - first;
           const int32_t count = Shape::kBlockSlots == 1 ? left : min_of(max_of(left, 0), kSlotTokens);
-          for (int i = count * Layout::kStride / 16 + lane; i < Shape::kSlotBytes / 16; i += 32) {
-            ptx::store_shared_16(target + i * 16, {});
+          if (lane < kClearLanes) {
+            for (int i = count * Layout::kStride / 16 + lane; i < Shape::kSlotBytes / 16; i += kClearLanes) {
+              ptx::store_shared_16(target + i * 16, {});
+            }
           }
           if (count < kSlotTokens) ptx::fence_async_proxy();  // before the copy engine writes there again
           if (lane == 0) {
@@ -61,7 +66,8 @@ __device__ __forceinline__ void load_tokens(const SparseDecodeParams& p, int war
   if (warp != 0) return;
   ptx::mbarrier_wait(empty + position.slot * 8, position.parity ^ 1);
   if (lane == 0) control.blocks[position.slot] = {0, 0, dense::kStop};
-  ptx::mbarrier_arrive_warp(full + position.slot * 8);
+  __syncwarp();
+  if (lane == 0) ptx::mbarrier_arrive(full + position.slot * 8);
 }
 
 // What the warps that attend need of an item's scales, a slot after the other as they arrive; where tokens have some.

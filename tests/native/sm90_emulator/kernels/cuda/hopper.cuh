@@ -37,11 +37,7 @@ inline void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
 
 inline void mbarrier_arrive_expect_warp(uint32_t barrier, uint32_t bytes) {
   machine.meet([](auto&) {});
-  if (machine.lane() == 0) {
-    mbarrier_arrive_expect(barrier, bytes);
-  } else if (kWarpArrivals > 1) {
-    machine.arrive(barrier);
-  }
+  if (machine.lane() == 0) mbarrier_arrive_expect(barrier, bytes);
 }
 
 inline void cp_async_arrive(uint32_t barrier) { machine.arrive_behind_copies(barrier); }
