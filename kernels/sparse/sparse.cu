@@ -44,12 +44,12 @@ Error check(const SparseDecodeParams& p) {
   return {};
 }
 
-// Variant 0 is the generic kernel: the Hopper ones are chosen by name alone (kernels/cuda/capability.cu).
 Error attend(const SparseDecodeParams& p, const Device& device, bool hopper) {
-  if (p.variant > 0 && variants()[p.variant - 1] == std::string("sm90")) {
+  const std::string variant = p.variant == 0 ? "" : variants()[p.variant - 1];
 #if defined(JAX_MLA_SM90)
-    if (hopper && sparse_sm90::takes(p)) return sparse_sm90_decode(p, device);
+  if (variant != "generic" && hopper && sparse_sm90::takes(p)) return sparse_sm90_decode(p, device);
 #endif
+  if (variant == "sm90") {
     return "jax_mla: mla_sparse_decode's Hopper kernels take 8, 16, .. 48 or 64 heads a tile (of fp8_ds_mla not 48) on "
            "compute capability 9.0; this call has " +
            std::to_string(p.tile_rows) + (hopper ? "" : ", on another device");

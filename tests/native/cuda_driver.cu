@@ -82,6 +82,8 @@ constexpr SparseGroup kSparseGroups[] = {
     {"mla_sparse_decode: heads, top-k, dtypes", sparse_group},
     {"mla_sparse_decode: empty rows", sparse_empty_group},
     {"mla_sparse_decode: repeats", sparse_repeats_group},
+    {"mla_sparse_decode: choice of the variant", sparse_choice_group},
+    {"mla_sparse_decode: refusals", sparse_refusals_group},
 };
 
 constexpr Group kOtherGroups[] = {

@@ -59,7 +59,7 @@ inline std::vector<SparseCell> sparse_cells(const std::string& only) {
 
 struct SparseSizes {
   int32_t tokens = 2, heads = 24, topk = 100, slots = 400, splits = 1, layers = 1, layer = 0;
-  enum Indices { kMasked, kWhole, kNothing, kDuplicates } indices = kMasked;
+  enum Indices { kMasked, kWhole, kNothing, kDuplicates, kOne } indices = kMasked;
   bool pair = false, sink = false, lens = false;
 };
 
@@ -212,10 +212,11 @@ class SparseProblem {
     const int32_t bad[] = {-1, -7, INT32_MIN, sizes.slots, sizes.slots + 5, INT32_MAX};
     const int32_t lens[] = {INT32_MIN, 0, 1, sizes.topk / 2, sizes.topk, INT32_MAX};
     for (int32_t t = 0; t < sizes.tokens; ++t) {
-      const int32_t repeated = token();
+      const int32_t repeated = token(), only = pick(random, 0, sizes.topk - 1);
       for (int32_t i = 0; i < sizes.topk; ++i) {
         const bool masked = sizes.indices == SparseSizes::kNothing ||
-                            (sizes.indices == SparseSizes::kMasked && pick(random, 0, 2) == 0);
+                            (sizes.indices == SparseSizes::kMasked && pick(random, 0, 2) == 0) ||
+                            (sizes.indices == SparseSizes::kOne && i != only);
         const bool same = sizes.indices == SparseSizes::kDuplicates && pick(random, 0, 1) == 0;
         indices_.push_back(masked ? bad[pick(random, 0, 5)] : same ? repeated : token());
       }
@@ -307,7 +308,7 @@ inline std::string sparse_group(const std::vector<SparseCell>& cells, bool quick
         s.pair = pick(random, 0, 1) == 1;
         s.sink = pick(random, 0, 1) == 1;
         s.lens = pick(random, 0, 1) == 1;
-        s.indices = static_cast<SparseSizes::Indices>(pick(random, 0, 3));
+        s.indices = static_cast<SparseSizes::Indices>(pick(random, 0, 4));
         SparseProblem problem(cell, s, random);
         problem.run();
         worst = std::max(worst, problem.compare());
@@ -356,6 +357,74 @@ inline std::string sparse_repeats_group(const std::vector<SparseCell>& cells, bo
     }
   }
   return {};
+}
+
+// Variant 0 is the first that takes the call's tiles, whatever kernel they were chosen for.
+inline std::string sparse_choice_group(const std::vector<SparseCell>& cells, bool) {
+  Random random(37);
+  int count = 0;
+  const std::vector<SparseCell> all = sparse_cells("sparse");
+  for (const SparseCell& cell : cells) {
+    for (int32_t heads : {8, 16, 24, 40, 48, 64}) {
+      SparseSizes s;
+      s.heads = heads;
+      SparseProblem problem(cell, s, random);
+      const int32_t tile_rows = problem.params().tile_rows;
+      const auto expected = std::find_if(all.begin(), all.end(), [&](const SparseCell& candidate) {
+        return candidate.dtypes() == cell.dtypes() &&
+               std::count(candidate.tile_rows.begin(), candidate.tile_rows.end(), tile_rows) != 0;
+      });
+      require(expected != all.end(), "no kernel takes " + problem.text());
+      problem.poison();
+      SparseDecodeParams p = problem.params();
+      p.variant = expected->number;
+      check(sparse_decode(p, device()));
+      const Bytes out = problem.out();
+      const std::vector<float> lse = problem.lse();
+      problem.poison();
+      p.variant = 0;
+      check(sparse_decode(p, device()));
+      problem.compare();
+      require(same_bits(out, problem.out()) && same_bits(lse, problem.lse()),
+              problem.text() + ": the choice was not " + expected->name);
+      ++count;
+    }
+  }
+  return std::to_string(count) + " choices";
+}
+
+// Every call is refused before anything is launched, and says why.
+inline std::string sparse_refusals_group(const std::vector<SparseCell>& cells, bool) {
+  Random random(38);
+  int count = 0;
+  for (const SparseCell& cell : cells) {
+    const SparseProblem problem(cell, SparseSizes{}, random);
+    const auto refused = [&](const std::string& words, auto change) {
+      SparseDecodeParams p = problem.params();
+      change(p);
+      const Error error = sparse_decode(p, device());
+      require(error.find(words) != Error::npos,
+              problem.text() + ": expected an error with '" + words + "', got '" + error + "'");
+      ++count;
+    };
+    using P = SparseDecodeParams;
+    refused("variant is -1, this module has", [](P& p) { p.variant = -1; });
+    refused("variant is 99, this module has", [](P& p) { p.variant = 99; });
+    refused("over float32", [](P& p) {
+      p.cache_dtype = DType::kF32;
+      p.ds_mla = false;
+    });
+    refused("out is float32", [](P& p) { p.out_dtype = DType::kF32; });
+    refused("0 splits", [](P& p) { p.splits = 0; });
+    refused("tiles of 0 heads", [](P& p) { p.tile_rows = 0; });
+    if (cell.q_dtype != DType::kE4M3FN) refused("belong to fp8 queries", [](P& p) { p.q_scale = p.lse; });
+    if (cell.ds_mla || cell.cache_dtype != DType::kE4M3FN) {
+      refused("per-tensor fp8 caches", [](P& p) { p.k_scale = p.lse; });
+    }
+    if (cell.name == "sm90") refused("this call has 12", [](P& p) { p.tile_rows = 12; });
+    if (cell.name == "sm90" && cell.ds_mla) refused("this call has 48", [](P& p) { p.tile_rows = 48; });
+  }
+  return std::to_string(count) + " refused calls";
 }
 
 // mla_decode over fp8_ds_mla: pages of one token, and a token's indices as a request's page table. Ids outside the
