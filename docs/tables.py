@@ -1,5 +1,6 @@
 """Writes the generated tables: README.md's of what is supported where and of the CPU, docs/benchmarks.md's of decode
-and of the memory-bound helpers, docs/sparse.md's of chosen slots, docs/context.md's of chunked context.
+and of the memory-bound helpers, docs/sparse.md's of chosen slots, docs/context.md's of chunked context,
+docs/hopper_prefill.md's of prompts.
 
     python docs/tables.py
 
@@ -22,6 +23,7 @@ README = ROOT / "README.md"
 BENCHMARKS = ROOT / "docs" / "benchmarks.md"
 CONTEXT = ROOT / "docs" / "context.md"
 SPARSE = ROOT / "docs" / "sparse.md"
+PREFILL = ROOT / "docs" / "hopper_prefill.md"
 RESULTS = ROOT / "benchmarks" / "results"
 CPU_RESULTS = RESULTS / "cpu.jsonl"
 
@@ -43,6 +45,11 @@ def refresh_benchmarks(page: str) -> str:
 def refresh_sparse(page: str) -> str:
     """docs/sparse.md's text with its table made anew."""
     return _refresh_gpu(page, "sparse", _sparse_table)
+
+
+def refresh_prefill(page: str) -> str:
+    """docs/hopper_prefill.md's text with its table made anew."""
+    return _refresh_gpu(page, "prefill", _prefill_table)
 
 
 def refresh_context(page: str) -> str:
@@ -286,6 +293,35 @@ def _context_table(rows: list[dict]) -> str:
     return _heading(rows) + _markdown(header, lines)
 
 
+PROMPTS = {  # contestants by implementation and dtype
+    "bf16": ("cuda", "bf16"),
+    "FA3 bf16": ("fa3", "bf16"),
+    "cuDNN bf16": ("cudnn", "bf16"),
+    "jax's cuDNN, values padded": ("jax cudnn, padded", "bf16"),
+    "scores in e4m3": ("cuda", "mixed"),
+    "all in e4m3": ("cuda", "fp8"),
+    "FA3 fp8": ("fa3", "fp8"),
+}
+
+
+def _prefill_table(rows: list[dict]) -> str:
+    """A line a cell: TFLOP/s of each contestant, burst and sustained."""
+    cells: dict[tuple, dict[tuple, dict]] = {}
+    for row in rows:
+        if row["op"] == "mla_prefill":
+            key = (*row["cell"], row["causal"])
+            cells.setdefault(key, {})[row["implementation"], row["dtype"]] = row
+    lines = []
+    for (*cell, causal), found in cells.items():
+        rates = (
+            f"{found[key]['TFLOPs']:.0f} / {found[key]['sustained_TFLOPs']:.0f}" if key in found else "-"
+            for key in PROMPTS.values()
+        )
+        lines.append((", ".join(map(str, cell)) + ("" if causal else ", full"), *rates))
+    header = ("requests, queries, keys, heads", *PROMPTS)
+    return _heading(rows).replace(";", f" ({rows[0]['commit']});", 1) + _markdown(header, lines)
+
+
 def _helpers_table(rows: list[dict]) -> str:
     """A line an operation and size: ours beside a copy and the reference."""
     header = ("operation", "tokens, heads", "jax_mla", "TB/s", "of a copy", "XLA", "XLA / jax_mla")
@@ -308,4 +344,5 @@ if __name__ == "__main__":
     BENCHMARKS.write_text(refresh_benchmarks(BENCHMARKS.read_text()))
     SPARSE.write_text(refresh_sparse(SPARSE.read_text()))
     CONTEXT.write_text(refresh_context(CONTEXT.read_text()))
+    PREFILL.write_text(refresh_prefill(PREFILL.read_text()))
     README.write_text(refresh(README.read_text()))

@@ -9,8 +9,18 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
+from helpers import assert_same_bits
 
-from jax_mla import _ffi, capabilities, dispatch, explain, mla_decode, override_capabilities
+from jax_mla import (
+    _ffi,
+    capabilities,
+    dispatch,
+    explain,
+    mla_decode,
+    mla_prefill,
+    mla_sparse_decode,
+    override_capabilities,
+)
 from jax_mla.dispatch import Capability
 from jax_mla.heads import HeadCounts
 
@@ -88,6 +98,54 @@ def test_none_takes_the_best(monkeypatch):
     assert KERNEL in program(None)
     best = capabilities("cpu")[0]
     assert explain(target="cpu").row == best and explain(target="cpu").implementation == best.implementation
+
+
+def attention(operation, implementation, cache_dtype):
+    """(out, lse) of an operation on random data, 24 heads and bf16 queries, by that implementation."""
+    rng = np.random.default_rng(3)
+
+    def random(*shape, dtype="bfloat16"):
+        return rng.standard_normal(shape, np.float32).astype(cases.dtype(dtype))
+
+    options = {"scale": cases.SCALE, "implementation": implementation}
+    if operation == "mla_prefill":
+        ends, values = np.array([0, 70, 200], np.int32), random(200, 24, 128, dtype=cache_dtype)
+        call, operands = mla_prefill, (random(200, 24, 192), random(200, 24, 192), values, ends, ends)
+        options["causal"] = True
+    elif operation == "mla_sparse_decode":
+        cache, indices = random(9, 64, 576, dtype=cache_dtype), rng.integers(0, 9 * 64, (3, 300), np.int32)
+        call, operands = mla_sparse_decode, (random(3, 24, 576), cache, indices)
+    else:
+        inputs = cases.make(cases.DecodeCase("", (500, 130), cache_dtype=cache_dtype))
+        call, operands = mla_decode, inputs.args
+        options = inputs.static | {"implementation": implementation}
+    return jax.jit(lambda *operands: call(*operands, **options))(*operands)
+
+
+@pytest.mark.parametrize(
+    "operation, cache_dtype",
+    [
+        ("mla_decode", "bfloat16"),
+        ("mla_decode", "float8_e4m3fn"),
+        ("mla_sparse_decode", "bfloat16"),
+        ("mla_sparse_decode", "float8_e4m3fn"),
+        ("mla_prefill", "bfloat16"),
+    ],
+)
+@pytest.mark.parametrize("platform", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_what_explain_names_is_what_runs(platform, operation, cache_dtype):
+    """By default, and by a platform's name alone: the bits of the named variant, and not those of another."""
+    with jax.default_device(jax.devices("cpu" if platform == "cpu" else "gpu")[0]):
+        choice = explain(operation, cache_dtype=cache_dtype, target=platform)
+        named = attention(operation, choice.implementation, cache_dtype)
+        assert_same_bits(named, attention(operation, platform, cache_dtype))
+        if dispatch.default_platform() == platform:
+            assert_same_bits(named, attention(operation, None, cache_dtype))
+        others = {row.implementation for row in capabilities(platform) if row.operation == operation}
+        for other in others - {choice.implementation}:
+            if explain(operation, cache_dtype=cache_dtype, implementation=other, target=platform).row is not None:
+                out, _ = attention(operation, other, cache_dtype)
+                assert not np.array_equal(np.asarray(named[0]), np.asarray(out)), f"{other} has the same bits"
 
 
 def test_table_covers_what_the_design_promises():

@@ -85,6 +85,8 @@ def test_tables_are_up_to_date(tables):
     assert tables.refresh_sparse(page) == page, "run: python docs/tables.py"
     page = tables.CONTEXT.read_text()
     assert tables.refresh_context(page) == page, "run: python docs/tables.py"
+    page = tables.PREFILL.read_text()
+    assert tables.refresh_prefill(page) == page, "run: python docs/tables.py"
 
 
 def test_support_table_names_what_runs_here(tables):

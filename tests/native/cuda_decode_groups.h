@@ -141,6 +141,12 @@ inline std::string long_group(const Variant& variant, bool quick) {
       tally.check(shapes);
     }
   }
+  if (!quick) {
+    DecodeShapes longest = shapes_for(variant);
+    longest.heads = 24;
+    longest.kv_lens = {5, 1 << 20};
+    tally.check(longest);
+  }
   return tally.text();
 }
 
