@@ -35,7 +35,12 @@ def _merge(out_a, lse_a, out_b, lse_b, *, choices: tuple[Choice, ...], named: bo
         ]
         return merge(*spread), (True, True)
 
-    return merge(out_a, lse_a, out_b, lse_b)
+    @jax.custom_jvp
+    def differentiable(*operands):
+        return merge(*operands)
+
+    differentiable.defjvp(functools.partial(jax.jvp, reference.merge_states))
+    return differentiable(out_a, lse_a, out_b, lse_b)
 
 
 def merge_states(
@@ -47,8 +52,8 @@ def merge_states(
     are exp(lse_a) and exp(lse_b) over their sum; computed in fp32. A side whose lse is -inf, +inf or NaN is empty,
     whatever its out holds; two empty sides give out 0 and lse -inf.
 
-    Returns out (out_a's shape and dtype) and lse fp32. Raises ValueError for wrong shapes or dtypes,
-    NotImplementedError where a named implementation cannot serve.
+    Returns out (out_a's shape and dtype) and lse fp32. Can be differentiated; the derivative runs through XLA. Raises
+    ValueError for wrong shapes or dtypes, NotImplementedError where a named implementation cannot serve.
     """
     out_a, out_b = _checks.array("out_a", out_a), _checks.array("out_b", out_b)
     lse_a, lse_b = _checks.array("lse_a", lse_a), _checks.array("lse_b", lse_b)

@@ -40,15 +40,46 @@ class _Call:
     choices: tuple[Choice, ...]
     named: bool
 
+    @property
+    def operation(self) -> str:
+        return "pack_kv" if self.dtype is None else "pack_kv_fp8"
 
-def _native(call: _Call, choice: Choice, kv_up, k_pe, k_scale, packed_k_scale, packed_v_scale):
-    del choice
-    if call.dtype is None:
-        return _ffi.pack_kv(kv_up, k_pe, k_scale)
-    return _ffi.pack_kv_fp8(
-        kv_up, k_pe, k_scale, packed_k_scale, packed_v_scale, dtype=jnp.dtype(call.dtype), saturate=call.saturate,
-        tiled=call.tiled,
-    )  # fmt: skip
+
+def _native(call: _Call, choice: Choice, *operands):
+    """The custom call; vmap makes its new axis more tokens."""
+
+    @jax.custom_batching.custom_vmap
+    def kernel(kv_up, k_pe, k_scale, packed_k_scale, packed_v_scale):
+        if call.dtype is None:
+            return _ffi.pack_kv(kv_up, k_pe, k_scale)
+        return _ffi.pack_kv_fp8(
+            kv_up, k_pe, k_scale, packed_k_scale, packed_v_scale, dtype=jnp.dtype(call.dtype), saturate=call.saturate,
+            tiled=call.tiled,
+        )  # fmt: skip
+
+    @kernel.def_vmap
+    def fold(size, in_batched, *operands):
+        (kv_up, k_pe), scales = operands[:2], operands[2:]
+        if any(jax.tree.leaves(in_batched[2:])):
+            names = "k_scale" if call.dtype is None else "k_scale, packed_k_scale or packed_v_scale"
+            raise NotImplementedError(f"vmap of {call.operation} over {names}: a scale is one a call")
+        tokens = kv_up.shape[1 if in_batched[0] else 0]
+        tiles = -(-tokens // reference.VALUE_TILE)
+        each = tiles * reference.VALUE_TILE if call.tiled else tokens  # each call's begin with a tile
+
+        def flat(x: jax.Array, batched: bool) -> jax.Array:
+            x = x if batched else jnp.broadcast_to(x, (size, *x.shape))
+            x = jnp.pad(x, ((0, 0), (0, each - tokens), *((0, 0),) * (x.ndim - 2)))
+            return x.reshape(size * each, *x.shape[2:])
+
+        packed = _native(call, choice, *map(flat, (kv_up, k_pe), in_batched[:2]), *scales)
+        if call.dtype is None:
+            return packed.reshape(size, tokens, *packed.shape[1:]), True
+        k, v = packed
+        k = k.reshape(size, each, *k.shape[1:])[:, :tokens]
+        return (k, v.reshape(size, tiles if call.tiled else tokens, *v.shape[1:])), (True, True)
+
+    return kernel(*operands)
 
 
 def _xla(call: _Call, kv_up, k_pe, k_scale, packed_k_scale, packed_v_scale):
@@ -64,7 +95,19 @@ def _xla(call: _Call, kv_up, k_pe, k_scale, packed_k_scale, packed_v_scale):
 @functools.partial(jax.jit, static_argnames=("call",))
 def _pack(*operands, call: _Call):
     native, xla = functools.partial(_native, call), functools.partial(_xla, call)
-    return dispatch.run(call.choices, call.named, native, xla, *operands)
+
+    @jax.custom_jvp
+    def undifferentiable(*operands):
+        return dispatch.run(call.choices, call.named, native, xla, *operands)
+
+    @undifferentiable.defjvp
+    def refuse(primals, tangents):
+        raise NotImplementedError(
+            f"{call.operation} has no derivative: it serves inference. mla_prefill with implementation='xla' has one, "
+            "for keys as the pair (nope, k_pe)"
+        )
+
+    return undifferentiable(*operands)
 
 
 def _checked(kv_up: Any, k_pe: Any, k_scale: Any) -> tuple[jax.Array, jax.Array, jax.Array | None]:
@@ -93,7 +136,7 @@ def pack_kv(
     which it is multiplied. Values need no packing: mla_prefill reads them in place from kv_up.
 
     Returns k [T, H, 192] in kv_up's dtype. Raises ValueError for wrong shapes or dtypes, NotImplementedError where a
-    named implementation cannot serve.
+    named implementation cannot serve, when differentiated, and, unless it is "xla", for vmap over k_scale.
     """
     kv_up, k_pe, k_scale = _checked(kv_up, k_pe, k_scale)
     kind = kv_up.dtype.name
@@ -126,7 +169,8 @@ def pack_kv_fp8(
     places in it by their number in the array, so that a request may begin anywhere.
 
     Returns k [T, H, 192] and v [T, H, 128] in dtype, or v as KernelValues. Raises ValueError for wrong shapes, dtypes
-    or values, NotImplementedError where a named implementation cannot serve.
+    or values, NotImplementedError where a named implementation cannot serve, when differentiated, and, unless
+    it is "xla", for vmap over the scales.
     """
     kv_up, k_pe, k_scale = _checked(kv_up, k_pe, k_scale)
     kind = jnp.dtype(dtype).name

@@ -33,9 +33,9 @@ def compiled(implementation):
     return jax.jit(partial(mla_context, scale=SCALE, implementation=implementation))
 
 
-def setup(lengths, q_lens, cache_dtype="bfloat16", dtype="bfloat16", layers=None):
+def setup(lengths, q_lens, cache_dtype="bfloat16", dtype="bfloat16", layers=None, page_size=PAGE):
     rng = np.random.default_rng(0)
-    cache, table = cases.make_cache(rng, lengths, page_size=PAGE, cache_dtype=cache_dtype, layers=layers)
+    cache, table = cases.make_cache(rng, lengths, page_size=page_size, cache_dtype=cache_dtype, layers=layers)
     cu_q_lens = np.concatenate([[0], np.cumsum(q_lens)]).astype(np.int32)
     q = rng.standard_normal((cu_q_lens[-1], HEADS, 192), np.float32).astype(cases.dtype(dtype))
     w_kv_b = (rng.standard_normal((512, HEADS, 256), np.float32) / np.sqrt(512)).astype(cases.dtype(dtype))
@@ -120,15 +120,43 @@ def test_workspace_holds_a_page():
 
 
 @pytest.mark.parametrize("workspace", [16, 48, 128, 1024])
-def test_chunks_add_up_to_the_whole(workspace, implementation):
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_chunks_add_up_to_the_whole(dtype, workspace, implementation):
     """Any workspace gives attention over the whole context; requests without context are empty rows."""
     lengths, q_lens = (200, 48, 0, 33, 1), (3, 1, 2, 0, 4)
-    q, cache, table, w_kv_b, cu = setup(lengths, q_lens)
+    q, cache, table, w_kv_b, cu = setup(lengths, q_lens, dtype, dtype)
     plan = plan_context(lengths, workspace_tokens=workspace, page_size=PAGE)
     got = compiled(implementation)(q, cache, table, plan, w_kv_b, cu_q_lens=cu)
-    assert got[0].dtype == "bfloat16" and got[1].dtype == "float32"
+    assert got[0].dtype == dtype and got[1].dtype == "float32"
+    truth = oracle.context(q, cache, table, lengths, w_kv_b, cu_q_lens=cu, scale=SCALE, dtype=cases.dtype(dtype))
+    oracle.assert_attention(got, truth, {"bfloat16": 1e-2, "float16": 2e-3, "float32": 1e-4}[dtype])
+
+
+@pytest.mark.parametrize("workspace", [4, 8, 64])
+@pytest.mark.parametrize("cache_dtype", ["bfloat16", "float8_e4m3fn"])
+def test_thirteen_tokens_on_pages_of_four(cache_dtype, workspace, implementation):
+    """What lies behind the last token, NaN on its own page and on those that the table is padded with, is not read."""
+    lengths, q_lens = (13,), (3,)
+    q, cache, table, w_kv_b, cu = setup(lengths, q_lens, cache_dtype, page_size=4)
+    assert np.isnan(cache[table[0, 3]].astype(np.float32)).all(axis=-1).tolist() == [False, True, True, True]
+    plan = plan_context(lengths, workspace_tokens=workspace, page_size=4)
+    got = compiled(implementation)(q, cache, table, plan, w_kv_b, cu_q_lens=cu)
     truth = oracle.context(q, cache, table, lengths, w_kv_b, cu_q_lens=cu, scale=SCALE, dtype=ml_dtypes.bfloat16)
     oracle.assert_attention(got, truth, 1e-2)
+
+
+@pytest.mark.parametrize("k_scale", [0.5, 2])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_scale_of_an_fp8_cache(dtype, k_scale, implementation):
+    """Latents and rope keys are multiplied by k_scale, in one chunk and in many."""
+    lengths, q_lens = (100, 0, 50), (2, 2, 3)
+    q, cache, table, w_kv_b, cu = setup(lengths, q_lens, "float8_e4m3fn", dtype)
+    arrays = {"cu_q_lens": cu, "k_scale": np.float32(k_scale)}
+    truth = oracle.context(q, cache, table, lengths, w_kv_b, **arrays, scale=SCALE, dtype=cases.dtype(dtype))
+    for workspace in (32, 256):
+        plan = plan_context(lengths, workspace_tokens=workspace, page_size=PAGE)
+        got = compiled(implementation)(q, cache, table, plan, w_kv_b, **arrays)
+        oracle.assert_attention(got, truth, 1e-2 if dtype == "bfloat16" else 2e-3)
 
 
 def test_chunk_sizes_agree(implementation):
@@ -189,7 +217,7 @@ def test_gather_of_garbage(implementation):
 
 
 @native_only
-@pytest.mark.parametrize("weights", ["bfloat16", "float32"])
+@pytest.mark.parametrize("weights", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("cache_dtype", CACHE_DTYPES)
 def test_native_parts_are_the_generic_path(cache_dtype, weights, implementation):
     """Keys and values bit for bit, chunk by chunk, and the merged result: a request over five chunks among others."""
@@ -245,6 +273,50 @@ def test_one_chunk_is_attention_to_it(implementation):
     merged = compiled(implementation)(q, cache, table, roomy, w_kv_b, cu_q_lens=cu)
     oracle.assert_attention(got, tuple(np.asarray(x, np.float64) for x in merged), 1e-2, 1e-5)
     assert np.all(np.asarray(got[1])[2] == -np.inf)
+
+
+@native_only
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_one_chunk_has_the_bits_of_prefill(dtype, implementation):
+    """mla_prefill over the same rows gathered, projected up and packed by themselves."""
+    if not served("mla_prefill", implementation.partition(":")[0], dtype, dtype):
+        pytest.skip("no native attention")
+    lengths, q_lens = (40, 0, 17), (2, 1, 3)
+    q, cache, table, w_kv_b, cu = (jnp.asarray(x) for x in setup(lengths, q_lens, dtype, dtype))
+    plan = plan_context(lengths, workspace_tokens=64, page_size=PAGE)
+    assert plan.max_chunks == 1
+    got = compiled(implementation)(q, cache, table, plan, w_kv_b, cu_q_lens=cu)
+
+    @jax.jit
+    def packed(starts, cu_kv_lens):
+        latent, rope = gather_context(
+            cache, table, starts, cu_kv_lens, workspace_tokens=64, dtype=dtype, implementation=implementation
+        )
+        kv_up = reference.up_project(latent, w_kv_b)
+        return pack_kv(kv_up, rope, implementation=implementation), kv_up
+
+    cu_kv_lens = plan.cu_kv_lens[0]
+    k, kv_up = packed(plan.starts[0], cu_kv_lens)
+    want = mla_prefill(q, k, kv_up, cu, cu_kv_lens, causal=False, scale=SCALE, value_offset=128)
+    assert_same_bits(got, want)
+
+
+@pytest.mark.parametrize("jitted", [False, True], ids=["eager", "jit"])
+@pytest.mark.parametrize("workspace", [32, 512])
+def test_carry_that_is_not_donated_stays(workspace, jitted, implementation):
+    """A carry of JAX's own arrays has its bits after the call, which merges into a copy."""
+    lengths, q_lens = (150, 0, 17), (2, 1, 3)
+    q, cache, table, w_kv_b, cu = setup(lengths, q_lens, "float32", "float32")
+    rng = np.random.default_rng(5)
+    shapes = (6, HEADS, 128), (6, HEADS)
+    state = tuple(jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in shapes)
+    before = tuple(np.array(x, copy=True) for x in state)
+    run = partial(mla_context, scale=SCALE, implementation=implementation)
+    run = jax.jit(run) if jitted else run
+    plan = plan_context(lengths, workspace_tokens=workspace, page_size=PAGE)
+    out, lse = run(q, cache, table, plan, w_kv_b, cu_q_lens=cu, carry=state)
+    assert not np.array_equal(out, before[0]) and not np.array_equal(lse, before[1])
+    assert_same_bits(state, before)
 
 
 def test_carry(implementation):

@@ -1,11 +1,15 @@
 """Bad calls of every public operation: refused while tracing, naming the argument, what it is and what would do."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jax_mla
+from jax_mla.context import gather_context
+from jax_mla.dispatch import capabilities, override_capabilities
 
 BF16, F16, F32, FP8, FNUZ = jnp.bfloat16, jnp.float16, jnp.float32, jnp.float8_e4m3fn, jnp.float8_e4m3fnuz
 
@@ -239,6 +243,7 @@ BAD = [
     ("mla_prefill", {"v": zeros(7, 4, 256)}, NO, "value_offset is 0 for v of 256 columns"),
     ("mla_prefill", {"value_offset": 128}, NO, "value_offset is 128 for v of 128 columns"),
     ("mla_prefill", {"k": zeros(7, 4, 192, dtype=F16)}, NO, "k has dtype float16; expected bfloat16"),
+    ("mla_prefill", {"cu_q_lens": ints(0)}, NO, r"cu_q_lens is empty; expected \[B \+ 1\] elements"),
     ("mla_prefill", {"cu_kv_lens": ints(4)}, NO, "cu_kv_lens has shape"),
     ("mla_prefill", {"q_scale": 1.0}, NO, "q_scale is given for bfloat16 inputs"),
     ("mla_prefill", {"q": zeros(5, 4, 192, dtype=FP8)}, NO, "k has dtype bfloat16; expected float8_e4m3fn"),
@@ -268,16 +273,33 @@ BAD = [
     ("mla_context", {"page_table": ints(3, 4), "cu_q_lens": ints(4)}, NO, "plan was made for 2 requests"),
     ("mla_context", {"cache": zeros(3, 16, 576)}, NO, "pages of 64 tokens"),
     ("mla_context", {"carry": (zeros(5, 4, 128), zeros(5, 4, dtype=F32))}, NO, r"carry \(out\) has dtype bfloat16"),
+    (
+        "mla_context",
+        {"carry": (zeros(5, 4, 128, dtype=F32), zeros(5, 4))},
+        NO,
+        r"carry \(lse\) has dtype bfloat16; expected float32",
+    ),
+    ("mla_context", {"w_kv_b": zeros(512, 4, 256, dtype=FP8)}, NO, "w_kv_b has dtype float8_e4m3fn; expected bfloat16"),
     ("mla_context", {"w_kv_b": lambda latents: latents}, NO, r"w_kv_b\(latents\) has shape \[128, 512\]"),
+    (
+        "mla_context",
+        {"w_kv_b": lambda latents: zeros(128, 4, 256, dtype=FP8)},
+        NO,
+        r"w_kv_b\(latents\) has dtype float8_e4m3fn; expected bfloat16",
+    ),
+    ("mla_context", {"k_scale": 1.0}, NO, "k_scale is given for a bfloat16 cache"),
+    ("mla_context", {"q": zeros(5, 129, 192)}, LATER, "q has 129 heads; jax_mla takes 1 to 128"),
     ("mla_context", {"plan": None}, NO, "plan is a NoneType; expected what plan_context returned"),
     ("mla_context", {"q": zeros(5, 4, 192, dtype=FP8)}, NO, "q has dtype float8_e4m3fn"),
     ("mla_context", {"implementation": "rocm"}, LATER, "cannot serve this call of mla_context"),
     # merge and pack
+    ("merge_states", {"out_a": zeros(5), "out_b": zeros(5)}, NO, r"out_a has shape \[5\]; expected \[..., rows, width"),
     ("merge_states", {"lse_a": zeros(5, 3, dtype=F32)}, NO, r"lse_a has shape \[5, 3\]; expected \[5, 4\]"),
     ("merge_states", {"lse_b": zeros(5, 4)}, NO, "lse_b has dtype bfloat16; expected float32"),
     ("merge_states", {"out_b": zeros(5, 4, 64)}, NO, "out_b has shape"),
     ("merge_states", {"out_b": zeros(5, 4, 128, dtype=F32)}, NO, "out_b has dtype float32; expected bfloat16"),
     ("merge_states", {"implementation": "rocm"}, LATER, "cannot serve this call of merge_states"),
+    ("apply_sink", {"out": zeros(5)}, NO, r"out has shape \[5\]; expected \[..., H, width\]"),
     ("apply_sink", {"sink": zeros(5, dtype=F32)}, NO, "sink has shape"),
     ("apply_sink", {"lse": zeros(5, dtype=F32)}, NO, "lse has shape"),
     ("pack_kv", {"kv_up": zeros(5, 4, 192)}, NO, "kv_up has shape"),
@@ -321,7 +343,9 @@ def test_bad_calls(name, changes, error, message):
         getattr(jax_mla, name)(**(GOOD[name] | changes))
 
 
-@pytest.mark.parametrize("name", ["mla_decode", "update_cache", "merge_states", "mla_prefill"])
+@pytest.mark.parametrize(
+    "name", ["mla_decode", "update_cache", "merge_states", "mla_prefill", "mla_context", "pack_kv"]
+)
 def test_the_same_while_tracing(name):
     """The checks need shapes alone, so that an error comes while tracing, not from a handler."""
     arrays = {k: v for k, v in GOOD[name].items() if isinstance(v, jax.Array)}
@@ -330,6 +354,25 @@ def test_the_same_while_tracing(name):
     wrong = arrays | {first: jax.ShapeDtypeStruct((7, 7), BF16)}
     with pytest.raises(ValueError, match="has shape"):
         jax.eval_shape(lambda **kw: getattr(jax_mla, name)(**kw, **static), **wrong)
+
+
+def test_gathered_context_is_in_a_float():
+    chunk = ints(2), ints(3)
+    with pytest.raises(ValueError, match="dtype is float8_e4m3fn; expected bfloat16 or float16 or float32"):
+        gather_context(zeros(3, 64, 576), ints(2, 4), *chunk, workspace_tokens=128, dtype=FP8)
+
+
+@pytest.mark.parametrize("name", ["q_scale", "k_scale", "v_scale"])
+def test_vmap_over_the_scales_of_prefill(name):
+    """Refused wherever a kernel takes fp8; that is the CPU's here, by a changed table, before anything is compiled."""
+    prefill = GOOD["mla_prefill"] | {x: GOOD["mla_prefill"][x].astype(FP8) for x in ("q", "k", "v")}
+    rows = [row for row in capabilities("cpu") if row.operation == "mla_prefill"]
+    rows = [dataclasses.replace(row, q_dtype=FP8.dtype.name, cache_dtype=FP8.dtype.name) for row in rows]
+    with (
+        override_capabilities(rows),
+        pytest.raises(NotImplementedError, match="vmap of mla_prefill over q_scale, k_scale or v_scale: they are one"),
+    ):
+        jax.vmap(lambda s: jax_mla.mla_prefill(**prefill, **{name: s}, implementation="cpu"))(zeros(3, dtype=F32))
 
 
 def test_validate_accepts_what_is_right():

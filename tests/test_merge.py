@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
+from jax.test_util import check_grads
 
 from jax_mla import apply_sink, merge_states
 
@@ -112,3 +113,23 @@ def test_sink_after_merging_equals_sink_inside():
     out, lse = merge_states(*operands)
     want, want_lse = oracle.attend(q, rows, rows[:, :512], scale, sink)
     oracle.assert_attention((apply_sink(out, lse, jnp.float32(sink)), lse), (want[None], want_lse[None]), 1e-5)
+
+
+def test_derivative(implementation):
+    """Forward and backward, against finite differences; an empty side, whatever it holds, has the derivative 0."""
+    rng = np.random.default_rng(5)
+    out_a, out_b = rng.standard_normal((2, 3, 4), np.float32)
+    lse_a, lse_b = rng.standard_normal((2, 3), np.float32)
+    run = compiled(implementation)
+    check_grads(run, (out_a, lse_a, out_b, lse_b), order=1, modes=("fwd", "rev"), atol=1e-2, rtol=1e-2)
+
+    def loss(*operands):
+        out, lse = run(*operands)
+        return jnp.sum(out * jnp.arange(1.0, 13.0).reshape(3, 4)) + jnp.sum(lse)
+
+    for empty in (-np.inf, np.inf, np.nan):
+        gradients = jax.grad(loss, argnums=(0, 1, 2, 3))(out_a, np.full_like(lse_a, empty), out_b, lse_b)
+        np.testing.assert_array_equal(gradients[0], 0)
+        np.testing.assert_array_equal(gradients[1], 0)
+        np.testing.assert_array_equal(gradients[2], np.arange(1.0, 13.0).reshape(3, 4))
+        np.testing.assert_allclose(gradients[3], 1, rtol=1e-6)

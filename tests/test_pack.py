@@ -4,10 +4,11 @@ from functools import partial
 
 import cases
 import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from helpers import assert_same_fp8, bits
+from helpers import assert_same_bits, assert_same_fp8, bits, native_only
 
 import jax_mla
 from jax_mla import pack_kv, pack_kv_fp8
@@ -28,13 +29,27 @@ def all_inputs(dtype, shape):
     return np.resize(np.arange(65536, dtype=np.uint16), shape).view(cases.dtype(dtype))
 
 
+def every_code(dtype, heads=3):
+    """kv_up [1024, heads, 256] and k_pe [1024, 64] with `all_inputs`: nope parts, values and rope keys each see all."""
+    tokens = 1024
+    kv_up, k_pe = all_inputs(dtype, (tokens, heads, 256)), all_inputs(dtype, (tokens, 64))
+    rolled = np.roll(kv_up[:512], 128, axis=-1)  # rows of the same codes again, whose other half the nope part has
+    kv_up = np.concatenate([kv_up[:512], rolled])
+    if dtype != "float32":
+        for seen in (kv_up[..., :128], kv_up[..., 128:], k_pe):
+            assert np.unique(seen.copy().view(np.uint16)).size == 65536
+    return kv_up, k_pe
+
+
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("gathered", [False, True], ids=["rope", "gathered_rows"])
 def test_keys(gathered, dtype, implementation):
     """Every bit of the nope part and of the rope key, from [T, 64] and from gathered latent rows [T, 576]."""
-    tokens, heads = 300, 3
-    kv_up, rows = all_inputs(dtype, (tokens, heads, 256)), all_inputs(dtype, (tokens, 576))[:, ::-1].copy()
-    k_pe = rows if gathered else rows[:, 512:].copy()
+    heads = 3
+    kv_up, rope = every_code(dtype, heads)
+    tokens = len(kv_up)
+    rows = np.concatenate([all_inputs(dtype, (tokens, 512))[:, ::-1], rope], axis=-1)
+    k_pe = rows if gathered else rope
     k = np.asarray(compiled(pack_kv, implementation)(kv_up, k_pe))
     assert k.shape == (tokens, heads, 192) and k.dtype == cases.dtype(dtype)
     np.testing.assert_array_equal(bits(k[..., :128].copy()), bits(kv_up[..., :128].copy()))
@@ -60,8 +75,11 @@ def test_fp8_rope_key_is_dequantised(dtype, fp8, implementation):
 @pytest.mark.parametrize("fp8", FP8)
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_fp8_casts_over_all_inputs(dtype, fp8, saturate, implementation):
-    """The bits of astype over all 65,536 inputs, the sign of a NaN aside; with saturate, clamped instead of NaN."""
-    kv_up, k_pe = all_inputs(dtype, (256, 2, 256)), all_inputs(dtype, (256, 64))
+    """The bits of astype over all 65,536 inputs, the sign of a NaN aside; with saturate, clamped instead of NaN.
+
+    Of nope keys, rope keys and values each.
+    """
+    kv_up, k_pe = every_code(dtype, heads=2)
     k, v = compiled(pack_kv_fp8, implementation, dtype=cases.dtype(fp8), saturate=saturate)(kv_up, k_pe)
     largest = float(ml_dtypes.finfo(cases.dtype(fp8)).max)
 
@@ -168,3 +186,78 @@ def test_native_and_xla_agree_bit_for_bit():
     kv_up, rows = (rng.standard_normal(s).astype(ml_dtypes.bfloat16) for s in ((33, 24, 256), (33, 576)))
     best, xla = (jax_mla.pack_kv(kv_up, rows, implementation=i) for i in (None, "xla"))
     np.testing.assert_array_equal(bits(best), bits(xla))
+
+
+def mapped_inputs(tokens):
+    """Of three calls, kv_up [3, tokens, 2, 256] and k_pe [3, tokens, 64] in bf16."""
+    rng = np.random.default_rng(2)
+    shapes = (3, tokens, 2, 256), (3, tokens, 64)
+    return tuple(rng.standard_normal(shape).astype(ml_dtypes.bfloat16) for shape in shapes)
+
+
+@pytest.mark.parametrize("mapped", ["kv_up", "k_pe", "both"])
+def test_vmap(mapped, implementation):
+    """The bits of the calls one by one; what is not mapped is shared."""
+    kv_up, k_pe = mapped_inputs(5)
+    axes = (None if mapped == "k_pe" else 0, None if mapped == "kv_up" else 0)
+    operands = tuple(x if axis == 0 else x[0] for x, axis in zip((kv_up, k_pe), axes, strict=True))
+    keys = partial(pack_kv, implementation=implementation)
+    casts = partial(pack_kv_fp8, packed_k_scale=0.5, packed_v_scale=0.25, implementation=implementation)
+    got = jax.jit(jax.vmap(keys, in_axes=axes))(*operands), *jax.jit(jax.vmap(casts, in_axes=axes))(*operands)
+    for i in range(3):
+        each = tuple(x[i] if axis == 0 else x for x, axis in zip(operands, axes, strict=True))
+        assert_same_bits((x[i] for x in got), (keys(*each), *casts(*each)))
+
+
+def test_vmap_nested_and_along_another_axis(implementation):
+    """Two levels, the inner one along the heads' neighbour; gathered latent rows in fp8, and one scale for all."""
+    rng = np.random.default_rng(3)
+    kv_up = rng.standard_normal((2, 5, 3, 4, 256)).astype(np.float16)  # mapped axes 0 and 2
+    rows = rng.standard_normal((2, 3, 5, 576)).astype(ml_dtypes.float8_e4m3fn)
+    run = partial(pack_kv, k_scale=np.float32(2), implementation=implementation)
+    got = jax.jit(jax.vmap(jax.vmap(run, in_axes=(1, 0), out_axes=1)))(kv_up, rows)
+    for i in range(2):
+        for j in range(3):
+            assert_same_bits([got[i, :, j]], [run(kv_up[i, :, j], rows[i, j])])
+
+
+@pytest.mark.parametrize("tokens", [16, 21])
+def test_vmap_of_values_for_the_kernel(tokens, implementation):
+    """Each call's values begin with a tile, and zeros stand behind each call's last."""
+    kv_up, k_pe = mapped_inputs(tokens)
+    run = partial(pack_kv_fp8, values="kernel", packed_v_scale=0.5, implementation=implementation)
+    k, v = jax.jit(jax.vmap(run))(kv_up, k_pe)
+    assert v.tokens == tokens and v.tiles.shape == (3, -(-tokens // 16), 2, 128, 16)
+    for i in range(3):
+        want_k, want_v = run(kv_up[i], k_pe[i])
+        assert_same_bits((k[i], v.tiles[i]), (want_k, want_v.tiles))
+
+
+@native_only
+@pytest.mark.parametrize("name", ["k_scale", "packed_k_scale", "packed_v_scale"])
+def test_vmap_over_scales_is_refused(name, implementation):
+    kv_up, k_pe = mapped_inputs(5)
+    k_pe = k_pe.astype(ml_dtypes.float8_e4m3fn)
+    scales = np.ones(3, np.float32)
+    with pytest.raises(NotImplementedError, match=f"vmap of pack_kv_fp8 over .*{name}.*: a scale is one a call"):
+        jax.vmap(lambda s: pack_kv_fp8(kv_up[0], k_pe[0], **{name: s}, implementation=implementation))(scales)
+    if name == "k_scale":
+        with pytest.raises(NotImplementedError, match="vmap of pack_kv over k_scale: a scale is one a call"):
+            jax.vmap(lambda s: pack_kv(kv_up[0], k_pe[0], k_scale=s, implementation=implementation))(scales)
+
+
+@pytest.mark.parametrize("mode", ["grad", "grad of jit", "jvp"])
+@pytest.mark.parametrize("function", [pack_kv, pack_kv_fp8], ids=["pack_kv", "pack_kv_fp8"])
+def test_derivative_is_refused(function, mode, implementation):
+    """By XLA too: it copies keys as integers, through which a derivative would be zero without a word."""
+    kv_up, k_pe = (jnp.asarray(x[0]) for x in mapped_inputs(5))
+
+    def loss(kv_up, k_pe):
+        packed = function(kv_up, k_pe, implementation=implementation)
+        return sum(x.astype(jnp.float32).sum() for x in jax.tree.leaves(packed))
+
+    with pytest.raises(NotImplementedError, match=f"{function.__name__} has no derivative: it serves inference"):
+        if mode == "jvp":
+            jax.jvp(loss, (kv_up, k_pe), (kv_up, k_pe))
+        else:
+            jax.grad(loss if mode == "grad" else jax.jit(loss), argnums=1)(kv_up, k_pe)

@@ -9,9 +9,8 @@ from jax_mla.reference.attend import LATENT, NOPE, einsum, request_of, result_dt
 from jax_mla.reference.cache import gather_rows, slots
 from jax_mla.reference.decode import empty_rows
 from jax_mla.reference.merge import merge_states
-from jax_mla.reference.pack import pack_kv
 from jax_mla.reference.plan_context import ContextPlan
-from jax_mla.reference.prefill import attend_ragged
+from jax_mla.reference.prefill import attend_ragged, whole_keys
 
 UpProjection = jax.Array | Callable[[jax.Array], jax.Array]  # [512, H, 256], or latents [W, 512] -> [W, H, 256]
 
@@ -142,7 +141,7 @@ def mla_context(
         kv_up = up_project(rows[:, :LATENT], w_kv_b)
         return attend_ragged(
             q,
-            pack_kv(kv_up, rows).astype(key_dtype),
+            whole_keys(kv_up, rows.astype(kv_up.dtype)).astype(key_dtype),
             kv_up[..., NOPE:].astype(key_dtype),
             query_request=query_request,
             query_limit=query_limit,

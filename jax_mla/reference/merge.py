@@ -23,8 +23,9 @@ def merge_states(
     empty = ~(full_a | full_b)
     highest = jnp.maximum(jnp.where(full_a, lse_a, -jnp.inf), jnp.where(full_b, lse_b, -jnp.inf))
     shift = jnp.where(empty, 0.0, highest)
-    weight_a = jnp.where(full_a, jnp.exp(lse_a - shift), 0.0)
-    weight_b = jnp.where(full_b, jnp.exp(lse_b - shift), 0.0)
+    # Inside the exponentials too, or the derivative of an empty side would be NaN.
+    weight_a = jnp.where(full_a, jnp.exp(jnp.where(full_a, lse_a, shift) - shift), 0.0)
+    weight_b = jnp.where(full_b, jnp.exp(jnp.where(full_b, lse_b, shift) - shift), 0.0)
     total = jnp.where(empty, 1.0, weight_a + weight_b)
     part_a = jnp.where(full_a[..., None], out_a.astype(compute_dtype), 0.0) * (weight_a / total)[..., None]
     part_b = jnp.where(full_b[..., None], out_b.astype(compute_dtype), 0.0) * (weight_b / total)[..., None]

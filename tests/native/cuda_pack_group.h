@@ -1,6 +1,8 @@
 // The driver's groups for pack_kv and pack_kv_fp8, bit for bit.
 #pragma once
 
+#include <algorithm>
+
 #include "tests/native/cuda_host_dtypes.h"
 
 namespace mla::test {
@@ -13,7 +15,8 @@ struct PackShapes {
   bool saturate = false;
   bool tiled = false;                                         // values
   float k_scale = 1, packed_k_scale = 1, packed_v_scale = 1;  // 1: no array
-  bool all_inputs = false;                                    // every 16-bit code, or bits of any kind
+  // Of 1024 tokens, nope keys, values and rope keys each see every 16-bit code; or bits of any kind.
+  bool all_inputs = false;
   uint64_t seed = 1;
 
   bool values() const { return output != input; }
@@ -47,7 +50,12 @@ inline void check_pack(const PackShapes& s) {
   const int64_t in = size_of(s.input), pe = size_of(s.rope), out = size_of(s.output), rows = s.tokens * s.heads;
   const int64_t width = s.gathered ? kWidth : kRope, offset = width - kRope;
   const int64_t v_rows = s.tiled ? (s.tokens + kValueTile - 1) / kValueTile * kValueTile * s.heads : rows;
-  const Bytes up = pack_input(s.input, rows * 2 * kNope, s.all_inputs, s.seed);
+  Bytes up = pack_input(s.input, rows * 2 * kNope, s.all_inputs, s.seed);
+  // Low bytes are below 128 in the nope part and from 128 in the values: in half of the rows they change places.
+  for (int64_t row = rows / 2; s.all_inputs && row < rows; ++row) {
+    uint8_t* const nope = up.data() + row * 2 * kNope * in;
+    std::swap_ranges(nope, nope + kNope * in, nope + kNope * in);
+  }
   const Bytes rope = pack_input(s.rope, s.tokens * width, s.all_inputs, s.seed + 1);
   const Array<uint8_t> device_up(up), device_rope(rope);
   const Array<float> scales(std::vector<float>{s.k_scale, s.packed_k_scale, s.packed_v_scale});
