@@ -206,6 +206,32 @@ def test_prefill_over_cached_context(dtype):
         assert error(y, want_rows(batch, begins, ends)) < TOLERANCE[dtype]
 
 
+def dequantised(cache, k_scale, dtype):
+    """What an fp8 cache stands for, as a cache without a scale; powers of two are exact in bfloat16."""
+    return (cache.astype(jnp.float32) * k_scale).astype(dtype)
+
+
+@pytest.mark.parametrize("k_scale", [0.5, 2])
+def test_prefill_over_cached_context_of_fp8(k_scale):
+    """Cached context is read with the layer's k_scale: the answer of the dequantised cache, and near the oracle's."""
+    config = geometry(24)
+    batch = Batch(config, prompts=(100, 10, 40), steps=0, dtype=jnp.bfloat16)
+    before = (60, 9, 0)
+    scales = jnp.full(LAYERS, jnp.nan).at[LAYER].set(k_scale)
+    x, own, cu_q_lens = rows_of(batch, (0, 0, 0), before)
+    cache = batch.cache.astype(jnp.float8_e4m3fn)
+    _, cache = jit_prefill(batch.params, config, x, cache, own, cu_q_lens, layer=LAYER, k_scale=scales)
+
+    x, own, cu_q_lens = rows_of(batch, before, batch.prompts)
+    context = plan_context(before, workspace_tokens=32, page_size=PAGE)
+    run = partial(jit_prefill, page_table=batch.page_table, context=context, layer=LAYER)
+    got, cache = run(batch.params, config, x, cache, own, cu_q_lens, k_scale=scales)
+    nowhere = jnp.full_like(own, -1)
+    want, _ = run(batch.params, config, x, dequantised(cache, k_scale, x.dtype), nowhere, cu_q_lens)
+    assert error(got, want) < TOLERANCE[jnp.bfloat16]
+    assert error(got, want_rows(batch, before, batch.prompts)) < 4e-2
+
+
 @pytest.mark.parametrize("q_len", [1, 3])
 def test_decode_and_prefill_in_one_call(q_len):
     """Two sequences that decode (and one row of padding) beside a prompt with cached context and one without."""
@@ -242,6 +268,36 @@ def test_decode_and_prefill_in_one_call(q_len):
     assert error(got, want_rows(batch, before, batch.prompts)) < 1e-5
     written = np.isfinite(np.asarray(cache[LAYER])).all(-1).sum()
     assert written == batch.prompts.sum()
+
+
+@pytest.mark.parametrize("k_scale", [0.5, 2])
+def test_decode_and_prefill_in_one_call_of_fp8(k_scale):
+    """Both kinds read the cache with the layer's k_scale: the answer of the dequantised cache, near the oracle's."""
+    config = geometry(12)
+    batch = Batch(config, prompts=(30, 5, 50, 20), steps=0, dtype=jnp.bfloat16)
+    before = (29, 4, 33, 0)
+    scales = jnp.full(LAYERS, jnp.nan).at[LAYER].set(k_scale)
+    x, own, cu_q_lens = rows_of(batch, (0, 0, 0, 0), before)
+    cache = batch.cache.astype(jnp.float8_e4m3fn)
+    _, cache = jit_prefill(batch.params, config, x, cache, own, cu_q_lens, layer=LAYER, k_scale=scales)
+
+    x, own, cu_q_lens = rows_of(batch, before, batch.prompts)
+    context = plan_context(before[2:], workspace_tokens=16, page_size=PAGE)
+    table, kv_lens = jnp.asarray(batch.page_table), jnp.array([30, 5], jnp.int32)
+
+    @jax.jit
+    def run(cache, own, k_scale=None):
+        return mixed(
+            batch.params, config, x, cache, table, kv_lens, own, cu_q_lens[2:] - 2, decodes=2, context=context,
+            layer=LAYER, k_scale=k_scale,
+        )  # fmt: skip
+
+    got, cache = run(cache, own, scales)
+    want, _ = run(dequantised(cache, k_scale, x.dtype), jnp.full_like(own, -1))
+    truth = want_rows(batch, before, batch.prompts)
+    for rows in (slice(2), slice(2, None)):  # those that decode, and the prompts
+        assert error(got[rows], want[rows]) < TOLERANCE[jnp.bfloat16]
+        assert error(got[rows], truth[rows]) < 4e-2
 
 
 def test_context_needs_a_page_table():

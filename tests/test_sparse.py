@@ -1,15 +1,17 @@
 """mla_sparse_decode: attention to chosen slots."""
 
 import dataclasses
+import mmap
 from functools import partial
 from pathlib import Path
 
 import cases
 import jax
+import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
-from helpers import assert_same_bits, served, served_or_refused
+from helpers import assert_same_bits, on_gpu, served, served_or_refused
 
 import jax_mla
 from jax_mla import mla_decode, mla_sparse_decode, slots
@@ -52,7 +54,10 @@ def test_any_top_k(k, implementation):
 
 
 def test_masked_indices(implementation):
-    """-1 and slots out of range are no token, and NaN behind them is not read; topk_lens cuts; rows may be empty."""
+    """-1 and slots out of range are no token, and NaN behind them is not read; topk_lens cuts; rows may be empty.
+
+    A row of -1 with one slot among them is that slot's token, wherever it stands and without topk_lens.
+    """
     setup = Setup.make()
     run = compiled(implementation)
     slots_total = setup.cache.shape[0] * 64
@@ -68,6 +73,11 @@ def test_masked_indices(implementation):
         got = run(q, setup.cache, indices, **arrays)
         truth = oracle.sparse_decode(q, setup.cache, indices, scale=cases.SCALE, **arrays)
         oracle.assert_attention(got, truth, 1e-2)
+
+    indices, places = np.full((2, 3, 100), -1, np.int32), np.array([[0, 1, 31], [63, 64, 99]])
+    np.put_along_axis(indices, places[..., None], setup.choose(2, 3, 1), axis=-1)
+    truth = oracle.sparse_decode(q, setup.cache, indices, scale=cases.SCALE)
+    oracle.assert_attention(run(q, setup.cache, indices), truth, 1e-2)
 
 
 def test_sink_joins_the_denominator_and_leaves_lse_alone(implementation):
@@ -122,14 +132,17 @@ def test_all_tokens_equal_dense_decode(implementation):
     oracle.assert_attention(got, tuple(np.asarray(x, np.float64) for x in want), 1e-2)
 
 
-def test_same_bits_each_time(implementation):
+@pytest.mark.parametrize("cache_dtype", ["bfloat16", "float8_e4m3fn", cases.DS_MLA])
+def test_same_bits_each_time(cache_dtype, implementation):
     """Of the field's failures: top-k 2048, the same call many times: the same bits."""
-    setup = Setup.make(2500)
+    setup = Setup.make(2500, cache_dtype)
     q, indices = setup.q(2, 16), setup.choose(2, 2048)
+    arrays = {"k_scale": np.float32(0.7)} if cache_dtype == "float8_e4m3fn" else {}
     run = compiled(implementation)
-    first = run(q, setup.cache, indices)
-    for _ in range(5):
-        assert_same_bits(first, run(q, setup.cache, indices))
+    with served_or_refused(OPERATION, implementation, "bfloat16", cache_dtype, 16):
+        first = run(q, setup.cache, indices, **arrays)
+        for _ in range(20):
+            assert_same_bits(first, run(q, setup.cache, indices, **arrays))
 
 
 @pytest.mark.parametrize("lead, k", [((0,), 5), ((2,), 0), ((2, 0), 3)])
@@ -171,14 +184,38 @@ def test_random_calls(implementation):
             oracle.assert_attention(got, truth, cases.TOLERANCES[q_dtype])
 
 
-@pytest.mark.parametrize("heads", [1, 6, 12, 17, 31, 96, 128, 160])
-def test_head_counts(heads, implementation):
+def test_head_counts(implementation):
+    """Head counts 1 to 128 and 160, each with a sink: every one of them where a platform chooses the variant."""
+    counts = (*range(1, 129), 160) if implementation in ("cpu", "cuda") else (1, 6, 12, 17, 31, 96, 128, 160)
     setup = Setup.make(100)
-    q, indices = setup.q(2, heads), setup.choose(2, 40)
-    sink = np.linspace(-3, 3, heads, dtype=np.float32)
-    got = compiled(implementation)(q, setup.cache, indices, sink=sink)
-    truth = oracle.sparse_decode(q, setup.cache, indices, scale=cases.SCALE, sink=sink)
-    oracle.assert_attention(got, truth, 1e-2)
+    q, indices = setup.q(2, 160), setup.choose(2, 40)
+    sink = np.linspace(-3, 3, 160, dtype=np.float32)
+    out, lse = oracle.sparse_decode(q, setup.cache, indices, scale=cases.SCALE, sink=sink)
+    run = compiled(implementation)
+    for heads in counts:
+        got = run(np.ascontiguousarray(q[:, :heads]), setup.cache, indices, sink=sink[:heads])
+        oracle.assert_attention(got, (out[:, :heads], lse[:, :heads]), 1e-2)
+
+
+@pytest.mark.leave_out("*:*")  # the variants share the addressing
+def test_addresses_past_two_to_the_31(implementation):
+    """slot * 576 past 2^31 elements: right values. On the CPU the pages that no slot is on never become resident."""
+    dtype = "float8_e4m3fn" if served(OPERATION, implementation, "bfloat16", "float8_e4m3fn") else "bfloat16"
+    setup = Setup.make(100, dtype)
+    q, indices = setup.q(3, 24), setup.choose(3, 70)
+    pages = 2**31 // (64 * 576) + 10
+    new = pages - 1 - np.arange(len(setup.cache))
+    if on_gpu():
+        cache = jnp.zeros((pages, 64, 576), setup.cache.dtype).at[new].set(setup.cache)
+    else:
+        memory = np.frombuffer(mmap.mmap(-1, pages * 64 * 576 * setup.cache.itemsize), setup.cache.dtype)
+        memory = memory.reshape(pages, 64, 576)
+        memory[new] = setup.cache
+        cache = jax.device_put(memory)
+        assert cache.unsafe_buffer_pointer() == memory.ctypes.data
+    moved = (new[indices // 64] * 64 + indices % 64).astype(np.int32)
+    got = compiled(implementation)(q, cache, moved)
+    oracle.assert_attention(got, oracle.sparse_decode(q, setup.cache, indices, scale=cases.SCALE), 1e-2)
 
 
 def test_rows_of_a_prompt(implementation):

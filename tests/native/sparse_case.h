@@ -10,7 +10,7 @@
 
 namespace mla::test {
 
-enum class Choice { kRandom, kNothing, kDuplicates };
+enum class Choice { kRandom, kNothing, kDuplicates, kOne };
 
 struct SparseShape {
   DType q_type = DType::kBF16, cache_type = DType::kBF16;
@@ -168,10 +168,12 @@ class SparseCase {
       const int repeated = token();
       const int kind = s.masks ? pick(random, 0, 3) : 0;  // none masked, some, most, all from somewhere on
       const int end = kind == 3 ? pick(random, 0, s.topk) : s.topk;
+      const int only = s.choice == Choice::kOne ? pick(random, 0, s.topk - 1) : -1;
       for (int i = 0; i < s.topk; ++i) {
-        const bool masked = i >= end || (kind == 1 && pick(random, 0, 2) == 0) || (kind == 2 && pick(random, 0, 9) > 0);
+        bool masked = i >= end || (kind == 1 && pick(random, 0, 2) == 0) || (kind == 2 && pick(random, 0, 9) > 0);
+        if (s.choice == Choice::kNothing || s.choice == Choice::kOne) masked = i != only;
         const bool same = s.choice == Choice::kDuplicates && pick(random, 0, 1) == 0;
-        indices.push_back(masked || s.choice == Choice::kNothing ? no_token() : same ? repeated : token());
+        indices.push_back(masked ? no_token() : same ? repeated : token());
       }
       topk_lens.push_back(choose(random, {INT32_MIN, -1, 0, 1, s.topk / 2, s.topk - 1, s.topk, INT32_MAX}));
     }

@@ -49,7 +49,8 @@ inline SparseShape random_shape(Random& random, const std::vector<int>& tile_row
   s.sink = pick(random, 0, 1) == 1;
   s.lens = pick(random, 0, 1) == 1;
   s.uneven = pick(random, 0, 2) == 0;
-  s.choice = choose(random, {Choice::kRandom, Choice::kRandom, Choice::kRandom, Choice::kNothing, Choice::kDuplicates});
+  s.choice = choose(
+      random, {Choice::kRandom, Choice::kRandom, Choice::kRandom, Choice::kNothing, Choice::kDuplicates, Choice::kOne});
   return s;
 }
 
