@@ -362,6 +362,17 @@ def run(
     return jax.lax.platform_dependent(*operands, default=xla, **branches)
 
 
+def without_derivative(operation: str, instead: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """function, which says that it serves inference, and what has a derivative, where it is differentiated."""
+    wrapped = jax.custom_jvp(function)
+
+    @wrapped.defjvp
+    def refuse(primals, tangents):
+        raise NotImplementedError(f"{operation} has no derivative: it serves inference. {instead}")
+
+    return wrapped
+
+
 def run_decode(
     operation: str,
     choices: tuple[Choice, ...],
@@ -384,17 +395,8 @@ def run_decode(
     def rule(axis_size, in_batched, *operands):
         return fold(axis_size, in_batched, operands), (True, True)
 
-    @jax.custom_jvp
-    def undifferentiable(*operands):
-        return batched(*operands)
-
-    @undifferentiable.defjvp
-    def refuse(primals, tangents):
-        raise NotImplementedError(
-            f"{operation} has no derivative: it serves inference. To train, attend to up-projected keys and values"
-        )
-
-    return undifferentiable(*operands)
+    instead = "To train, attend to up-projected keys and values"
+    return without_derivative(operation, instead, batched)(*operands)
 
 
 def explain(

@@ -95,19 +95,9 @@ def _xla(call: _Call, kv_up, k_pe, k_scale, packed_k_scale, packed_v_scale):
 @functools.partial(jax.jit, static_argnames=("call",))
 def _pack(*operands, call: _Call):
     native, xla = functools.partial(_native, call), functools.partial(_xla, call)
-
-    @jax.custom_jvp
-    def undifferentiable(*operands):
-        return dispatch.run(call.choices, call.named, native, xla, *operands)
-
-    @undifferentiable.defjvp
-    def refuse(primals, tangents):
-        raise NotImplementedError(
-            f"{call.operation} has no derivative: it serves inference. mla_prefill with implementation='xla' has one, "
-            "for keys as the pair (nope, k_pe)"
-        )
-
-    return undifferentiable(*operands)
+    pack = functools.partial(dispatch.run, call.choices, call.named, native, xla)
+    instead = "mla_prefill with implementation='xla' has one, for keys as the pair (nope, k_pe)"
+    return dispatch.without_derivative(call.operation, instead, pack)(*operands)
 
 
 def _checked(kv_up: Any, k_pe: Any, k_scale: Any) -> tuple[jax.Array, jax.Array, jax.Array | None]:

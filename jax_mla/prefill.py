@@ -113,17 +113,9 @@ def _core(call: _Call, *operands):
     if call.differentiable:
         return xla(*operands)
 
-    @jax.custom_jvp
-    def undifferentiable(*operands):
-        return dispatch.run(call.choices, call.named, native, xla, *operands)
-
-    @undifferentiable.defjvp
-    def refuse(primals, tangents):
-        raise NotImplementedError(
-            "mla_prefill has no derivative: it serves inference. implementation='xla' can be differentiated"
-        )
-
-    return undifferentiable(*operands)
+    attend = functools.partial(dispatch.run, call.choices, call.named, native, xla)
+    instead = "implementation='xla' can be differentiated"
+    return dispatch.without_derivative("mla_prefill", instead, attend)(*operands)
 
 
 _attend = jax.jit(_core, static_argnums=0)
