@@ -182,10 +182,12 @@ def _ceilings(rows: list[dict]) -> list[Ceiling]:
     ]
 
 
-def _heading(rows: list[dict]) -> str:
-    """The device, what the run was made with, and its ceilings."""
+def _heading(rows: list[dict], *, commit: bool = False) -> str:
+    """The device, what the run was made with (and at which commit), and its ceilings."""
     first = rows[0]
     versions = ", ".join(f"{name} {first['versions'][name]}" for name in ("jax", "torch") if name in first["versions"])
+    if commit:
+        versions = f"{first['commit']}; {versions}"
     measured = [
         f"{c.name} {c.TBps:.2f} TB/s" if c.TBps else f"{c.name} {c.TFLOPs:.0f} TFLOP/s" for c in _ceilings(rows)
     ]
@@ -319,7 +321,7 @@ def _prefill_table(rows: list[dict]) -> str:
         )
         lines.append((", ".join(map(str, cell)) + ("" if causal else ", full"), *rates))
     header = ("requests, queries, keys, heads", *PROMPTS)
-    return _heading(rows).replace(";", f" ({rows[0]['commit']});", 1) + _markdown(header, lines)
+    return _heading(rows, commit=True) + _markdown(header, lines)
 
 
 def _helpers_table(rows: list[dict]) -> str:

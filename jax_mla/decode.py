@@ -220,8 +220,7 @@ def _fold(call: _Call, size: int, in_batched, operands):
             )
 
     def spread(name: str) -> jax.Array:
-        x = named[name]
-        return x if is_batched[name] else jnp.broadcast_to(x, (size, *x.shape))
+        return dispatch.spread(named[name], size, is_batched[name])
 
     q = spread("q")
     tokens = q.shape[1]

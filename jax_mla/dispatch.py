@@ -362,6 +362,11 @@ def run(
     return jax.lax.platform_dependent(*operands, default=xla, **branches)
 
 
+def spread(x: jax.Array, size: int, batched: bool) -> jax.Array:
+    """Of a vmap's `size` calls each one's own x; the same for all where it is not mapped."""
+    return x if batched else jnp.broadcast_to(x, (size, *x.shape))
+
+
 def without_derivative(operation: str, instead: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """function, which says that it serves inference, and what has a derivative, where it is differentiated."""
     wrapped = jax.custom_jvp(function)

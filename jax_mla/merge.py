@@ -29,16 +29,10 @@ def _merge(out_a, lse_a, out_b, lse_b, *, choices: tuple[Choice, ...], named: bo
 
     @merge.def_vmap
     def fold(axis_size, in_batched, *operands):
-        spread = [
-            x if batched else jax.numpy.broadcast_to(x, (axis_size, *x.shape))
-            for x, batched in zip(operands, in_batched, strict=True)
-        ]
-        return merge(*spread), (True, True)
+        each = (dispatch.spread(x, axis_size, b) for x, b in zip(operands, in_batched, strict=True))
+        return merge(*each), (True, True)
 
-    @jax.custom_jvp
-    def differentiable(*operands):
-        return merge(*operands)
-
+    differentiable = jax.custom_jvp(merge)
     differentiable.defjvp(functools.partial(jax.jvp, reference.merge_states))
     return differentiable(out_a, lse_a, out_b, lse_b)
 

@@ -68,7 +68,7 @@ def _native(call: _Call, choice: Choice, *operands):
         each = tiles * reference.VALUE_TILE if call.tiled else tokens  # each call's begin with a tile
 
         def flat(x: jax.Array, batched: bool) -> jax.Array:
-            x = x if batched else jnp.broadcast_to(x, (size, *x.shape))
+            x = dispatch.spread(x, size, batched)
             x = jnp.pad(x, ((0, 0), (0, each - tokens), *((0, 0),) * (x.ndim - 2)))
             return x.reshape(size * each, *x.shape[2:])
 

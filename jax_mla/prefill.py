@@ -70,7 +70,7 @@ def _folded(size: int, in_batched, operands):
     """Operands of `size` calls as those of one, whose batch has the sequences of all of them."""
 
     def spread(x: jax.Array, batched: bool) -> jax.Array:
-        return x if batched else jnp.broadcast_to(x, (size, *x.shape))
+        return dispatch.spread(x, size, batched)
 
     spread_out = jax.tree.map(spread, tuple(operands), tuple(in_batched))
     q, k, v, cu_q_lens, cu_kv_lens, _, carry = spread_out

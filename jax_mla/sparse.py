@@ -76,7 +76,7 @@ def _fold(call: _Call, size: int, in_batched, operands):
                 "the pages of one cache instead"
             )
         if name in _OF_A_TOKEN and named[name] is not None:
-            x = named[name] if is_batched else jnp.broadcast_to(named[name], (size, *named[name].shape))
+            x = dispatch.spread(named[name], size, is_batched)
             named[name] = x.reshape(size * x.shape[1], *x.shape[2:])
     out, lse = _core(call, *named.values())
     return out.reshape(size, -1, *out.shape[1:]), lse.reshape(size, -1, *lse.shape[1:])

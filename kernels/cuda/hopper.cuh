@@ -42,12 +42,6 @@ __device__ __forceinline__ void mbarrier_arrive_expect(uint32_t barrier, uint32_
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// By the first lane of a warp, when the others are there too.
-__device__ __forceinline__ void mbarrier_arrive_expect_warp(uint32_t barrier, uint32_t bytes) {
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) mbarrier_arrive_expect(barrier, bytes);
-}
-
 __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity) {
   uint32_t done;
   do {

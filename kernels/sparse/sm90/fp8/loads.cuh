@@ -52,8 +52,9 @@ __device__ __forceinline__ void load_tokens(const SparseDecodeParams& p, int war
           if (lane == 0) {
             control.blocks[position.slot] = {kBlockTokens, kBlockTokens, dense::kAllGroups | (last ? dense::kLast : 0)};
           }
+          __syncwarp();
           // The other warps' bytes may have arrived by now: the phase ends with this arrival and the last of them.
-          ptx::mbarrier_arrive_expect_warp(slot_full, static_cast<uint32_t>(count) * Layout::kTokenBytes);
+          if (lane == 0) ptx::mbarrier_arrive_expect(slot_full, static_cast<uint32_t>(count) * Layout::kTokenBytes);
         }
         __syncwarp();
         if (slot >= 0 && (Shape::kBlockSlots == 1 || token / kSlotTokens * kSlotTokens == first)) {

@@ -35,11 +35,6 @@ inline void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
   machine.arrive(barrier);
 }
 
-inline void mbarrier_arrive_expect_warp(uint32_t barrier, uint32_t bytes) {
-  machine.meet([](auto&) {});
-  if (machine.lane() == 0) mbarrier_arrive_expect(barrier, bytes);
-}
-
 inline void cp_async_arrive(uint32_t barrier) { machine.arrive_behind_copies(barrier); }
 
 inline void mbarrier_wait(uint32_t barrier, uint32_t parity) {
